@@ -1,0 +1,178 @@
+"""A checkpoint is a folder of safetensors and JSON; nothing in it is ever unpickled.
+
+    model.safetensors       the parameters (float16 in a release, float32 where training goes on)
+    tokenizer.json          the tokenizer that the ids belong to
+    config.json             shape, step, metrics, the sha256 of each file, and a sha256 over all of that
+    optimizer.safetensors   only where training goes on: the optimizers' state
+
+The last hash names the checkpoint: it changes with any bit of the weights, the tokenizer or the configuration.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+import torch
+
+from nlm_core.config import ModelConfig
+from nlm_core.errors import UserError
+from nlm_core.files import folder_written_whole, project_root, read_json, sha256_of, shown, write_json
+from nlm_core.model import NLM
+from nlm_core.tokenizer import Tokenizer
+
+FORMAT = "nlm-checkpoint-1"
+WEIGHTS, OPTIMIZER, TOKENIZER, CONFIG = "model.safetensors", "optimizer.safetensors", "tokenizer.json", "config.json"
+STEPS = "checkpoints"  # the folder of a run that holds step-00000250, step-00000500, ...
+
+
+def _digest(content: dict[str, Any]) -> str:
+    canonical = json.dumps({key: value for key, value in content.items() if key != "sha256"}, sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def save_checkpoint(
+    path: str | Path,
+    model: NLM,
+    tokenizer: Tokenizer,
+    *,
+    step: int = 0,
+    metrics: dict[str, Any] | None = None,
+    dtype: str = "float16",
+    optimizer: dict[str, np.ndarray] | None = None,
+    training: dict[str, Any] | None = None,
+) -> Path:
+    """Write a checkpoint folder, whole or not at all; one already there is replaced.
+
+    Args:
+        path: the folder.
+        model: its parameters are written in `dtype`, "float16" or "float32".
+        tokenizer: its vocabulary must be the model's.
+        step: training steps done.
+        metrics: losses and the like, for people to read.
+        optimizer: arrays that training needs to go on.
+        training: numbers that training needs to go on.
+    """
+    if tokenizer.vocab_size != model.config.vocab_size:
+        raise UserError(f"the tokenizer has {tokenizer.vocab_size} ids, the model {model.config.vocab_size}")
+    params = {name: value.detach().cpu().numpy().astype(dtype) for name, value in model.state_dict().items()}
+    for name, value in params.items():
+        if not np.isfinite(value).all():
+            raise UserError(f"parameter {name} holds values that are not finite in {dtype}: nothing was written")
+    with folder_written_whole(path) as folder:
+        safetensors.numpy.save_file(params, folder / WEIGHTS)
+        if optimizer is not None:
+            safetensors.numpy.save_file(optimizer, folder / OPTIMIZER)
+        tokenizer.save(folder / TOKENIZER)
+        content = {
+            "format": FORMAT,
+            "model": model.config.to_dict(),
+            "step": step,
+            "metrics": metrics or {},
+            "training": training or {},
+            "files": {file.name: sha256_of(file) for file in sorted(folder.iterdir())},
+        }
+        write_json(folder / CONFIG, {**content, "sha256": _digest(content)})
+    return Path(path)
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        return safetensors.numpy.load_file(path)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise UserError(f"{shown(path)} is not a whole safetensors file ({error})") from None
+
+
+def _read_verified(folder: Path) -> dict[str, Any]:
+    """Read config.json and check every hash in it."""
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{shown(folder)} is not an nlm checkpoint: it has no {CONFIG}")
+    content = read_json(folder / CONFIG)
+    if content.get("format") != FORMAT:
+        raise UserError(f"{shown(folder / CONFIG)} does not belong to an nlm checkpoint ({FORMAT})")
+    if content.get("sha256") != _digest(content):
+        raise UserError(f"{shown(folder / CONFIG)} is damaged or was edited: its hash differs")
+    for name, expected in content["files"].items():
+        if not (folder / name).is_file():
+            raise UserError(f"{shown(folder / name)} is missing")
+        if sha256_of(folder / name) != expected:
+            raise UserError(f"{shown(folder / name)} is damaged: its hash differs from the one in {CONFIG}")
+    return content
+
+
+def default_checkpoint() -> Path:
+    """$NLM_CHECKPOINT, else the one that ships with the project."""
+    return Path(os.environ.get("NLM_CHECKPOINT") or project_root() / "checkpoints" / "nlm")
+
+
+def load_checkpoint(path: str | Path | None = None, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Read a checkpoint folder, or the newest checkpoint of a training run's folder.
+
+    Args:
+        path: the folder; None means $NLM_CHECKPOINT, else the shipped one.
+        say: told when a run's newest checkpoint is damaged and the one before it is taken.
+
+    Returns:
+        `params` (float32 numpy arrays by name: `token_emb` (V, C), `pos_emb` (T, C), ...), `config` (ModelConfig),
+        `step`, `metrics`, `training`, `tokenizer` (Tokenizer), `sha256`, and `path`.
+
+    Raises:
+        UserError: missing, foreign, truncated, altered, or of another shape than its configuration says.
+    """
+    path = default_checkpoint() if path is None else Path(path)
+    if not path.is_dir():
+        raise UserError(f"{shown(path)} is not a folder with a checkpoint")
+    if (path / STEPS).is_dir():
+        return _newest(path, say)
+    content = _read_verified(path)
+    config = ModelConfig.from_dict(content["model"])
+    params = {name: value.astype(np.float32) for name, value in _read_arrays(path / WEIGHTS).items()}
+    with torch.device("meta"):
+        expected = {name: tuple(value.shape) for name, value in NLM(config).state_dict().items()}
+    found = {name: value.shape for name, value in params.items()}
+    if found != expected:
+        name = next(name for name in {**expected, **found} if expected.get(name) != found.get(name))
+        raise UserError(
+            f"{shown(path / WEIGHTS)} does not fit its {CONFIG}: {name} is {found.get(name, 'missing')} "
+            f"instead of {expected.get(name, 'absent')}"
+        )
+    return {
+        "params": params,
+        "config": config,
+        "step": content["step"],
+        "metrics": content["metrics"],
+        "training": content["training"],
+        "tokenizer": Tokenizer.load(path / TOKENIZER),
+        "sha256": content["sha256"],
+        "path": path,
+    }
+
+
+def load_optimizer(checkpoint: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Read the optimizers' state of a checkpoint that `load_checkpoint` returned and verified."""
+    path = checkpoint["path"] / OPTIMIZER
+    if not path.is_file():
+        raise UserError(f"{shown(checkpoint['path'])} holds a finished model; training can't go on from it")
+    return _read_arrays(path)
+
+
+def step_folders(run: Path) -> list[Path]:
+    """A run's checkpoints, oldest first."""
+    return sorted(path for path in (run / STEPS).glob("step-*") if path.is_dir())
+
+
+def _newest(run: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    folders = step_folders(run)
+    if not folders:
+        raise UserError(f"the run {shown(run)} has no checkpoint yet")
+    for folder in reversed(folders):
+        try:
+            return load_checkpoint(folder)
+        except UserError as error:
+            say(f"{error}; taking the checkpoint before it")
+    raise UserError(f"all {len(folders)} checkpoints in {shown(run / STEPS)} are damaged")

@@ -1,0 +1,138 @@
+"""Where the project's files lie, and how to write one so that nobody ever sees half of it."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from nlm_core.errors import UserError
+
+
+def project_root() -> Path:
+    """The folder that holds `checkpoints/`, `data/` and `runs/`.
+
+    It is $NLM_ROOT, else the working directory or the nearest of its parents that holds `checkpoints/`, else the
+    package's parent: so notebooks find it from `book/`, from the top, and from a copy of the book elsewhere.
+    """
+    if root := os.environ.get("NLM_ROOT"):
+        return Path(root)
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "checkpoints").is_dir():
+            return folder
+    return Path(__file__).resolve().parent.parent
+
+
+def shown(path: str | Path) -> str:
+    """A path as a person would type it: relative to the working directory where that is shorter."""
+    path = Path(path)
+    with contextlib.suppress(ValueError):
+        return str(path.resolve().relative_to(Path.cwd())) or "."
+    return str(path)
+
+
+def readable_file(path: str | Path) -> Path:
+    """Return `path` if it is a readable file with something in it.
+
+    Raises:
+        UserError: it is missing, a folder, empty, or not readable.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{shown(path)} is a folder; give a file")
+    if not path.exists():
+        raise UserError(f"{shown(path)} does not exist")
+    if not os.access(path, os.R_OK):
+        raise UserError(f"{shown(path)} can't be read; check its permissions")
+    if path.is_file() and path.stat().st_size == 0:
+        raise UserError(f"{shown(path)} is empty")
+    return path
+
+
+def sha256_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable, so that a rename survives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def written_whole(path: str | Path, mode: str = "wb") -> Iterator[IO[Any]]:
+    """Open a temporary file beside `path` that takes its name only when the block ends without an error."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    with written_whole(path, "w") as file:
+        json.dump(value, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        UserError: the file is missing, or is not a JSON object.
+    """
+    path = readable_file(path)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        raise UserError(f"{shown(path)} is not valid JSON") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{shown(path)} does not hold a JSON object")
+    return value
+
+
+@contextlib.contextmanager
+def folder_written_whole(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary folder that takes the name `path` only when the block ends without an error.
+
+    A folder already there is replaced; it stays as it was if anything fails.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    old = path.with_name(f".{path.name}.{os.getpid()}.old")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for file in temporary.iterdir():
+            with open(file, "rb") as handle:
+                os.fsync(handle.fileno())
+        sync_folder(temporary)
+        if path.exists():
+            os.replace(path, old)
+        try:
+            os.replace(temporary, path)
+        except OSError:
+            if old.exists():
+                os.replace(old, path)
+            raise
+        sync_folder(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

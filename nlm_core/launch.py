@@ -1,0 +1,85 @@
+"""From what a person asked for to a `Trainer`: a new run from a preset, or an old run as its folder remembers it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nlm_core.config import PRESETS, ModelConfig, TrainConfig, preset
+from nlm_core.data import Corpus, the_corpus
+from nlm_core.errors import UserError
+from nlm_core.files import project_root, shown
+from nlm_core.runfolder import RunFolder
+from nlm_core.train import MAY_CHANGE, Budget, Trainer
+
+
+def new_run(
+    preset_name: str,
+    data: str | None,
+    out: Path | None,
+    overrides: dict[str, Any],
+    budget: Budget | None,
+    say: Callable[[str], None] = print,
+) -> Trainer:
+    """Make a trainer for a folder without a run in it.
+
+    Raises:
+        UserError: the folder is taken, the corpus is missing, or a setting is not allowed.
+    """
+    name = the_corpus(data)
+    folder = RunFolder(out or project_root() / "runs" / f"{preset_name}-{name}")
+    if folder.started():
+        raise UserError(
+            f"{shown(folder.path)} already holds a run; add --resume to go on with it, or give another --out"
+        )
+    if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+        raise UserError(f"{shown(folder.path)} is there already and is not a run; give another --out")
+    corpus = Corpus.open(name)
+    model_config, config = preset(preset_name, corpus.tokenizer.vocab_size, overrides)
+    return Trainer(folder, corpus, model_config, config, budget or Budget(*PRESETS[preset_name].budget), say)
+
+
+def resume_run(
+    out: Path,
+    data: str | None,
+    overrides: dict[str, Any],
+    budget: Budget | None,
+    say: Callable[[str], None] = print,
+) -> Trainer:
+    """Make a trainer that goes on with the run in `out`, with the settings that it began with.
+
+    Raises:
+        UserError: there is no run, its text or tokenizer has changed, or a setting would change that may not.
+    """
+    folder = RunFolder(out)
+    if not folder.started():
+        raise UserError(f"there is no run to resume in {shown(out)}; leave out --resume to start one")
+    before = folder.read_config()
+    try:
+        model_config, config = ModelConfig.from_dict(before["model"]), TrainConfig.from_dict(before["train"])
+        text, old_budget, threads = before["data"], before["budget"], before["machine"]["threads"]
+    except KeyError as error:
+        raise UserError(f"{shown(folder.config_file)} is not the record of a run: {error} is missing") from None
+    for key, value in overrides.items():
+        old = (before["model"] | before["train"]).get(key)
+        if key not in MAY_CHANGE and value != old:
+            raise UserError(
+                f"{key} was {old!r} when this run began and can't become {value!r}; on resuming, only the budget, "
+                f"{', '.join(MAY_CHANGE)} may change. Start a new run for anything else"
+            )
+    if data is not None and data != text["name"]:
+        raise UserError(f"this run reads the corpus {text['name']!r}; it can't go on with {data!r}")
+    corpus = Corpus.open(the_corpus(text["name"]))
+    if corpus.tokenizer.sha256 != text["tokenizer"]["sha256"]:
+        raise UserError(f"corpus {text['name']!r} was prepared with another tokenizer since this run began")
+    if corpus.manifest["maps"]["train"]["sha256"] != text["train"]["sha256"]:
+        raise UserError(f"the training text of corpus {text['name']!r} has changed since this run began")
+    changes = {key: value for key, value in overrides.items() if key in MAY_CHANGE}
+    config = TrainConfig.from_dict({**config.to_dict(), **changes})
+    if budget is None:
+        # A budget in minutes that became steps stays those steps.
+        known = old_budget["steps"] is not None
+        budget = Budget("steps", old_budget["steps"]) if known else Budget(old_budget["unit"], old_budget["amount"])
+    trainer = Trainer(folder, corpus, model_config, config, budget, say)
+    if trainer.threads != threads:
+        say(f"this run began with {threads} threads and goes on with {trainer.threads}: not bit for bit the same")
+    return trainer

@@ -1,0 +1,68 @@
+"""How well a model predicts text: nats per target, and what follows from them."""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Integer
+
+from nlm_core.errors import UserError
+from nlm_core.hardware import autocast
+from nlm_core.model import NLM
+
+
+@torch.no_grad()
+def stream_nats(
+    model: NLM, ids: Integer[np.ndarray, " N"], batch_size: int = 8, precision: str = "float32"
+) -> Float[np.ndarray, " N-1"]:
+    """Score a stream of tokens: minus the natural logarithm of each token's probability, given those before it.
+
+    The stream is cut into windows of `context_length` inputs; window i predicts tokens i T + 1 to (i + 1) T. So every
+    token but the first is predicted exactly once, from 1 to T tokens of context.
+
+    Args:
+        model: in training or evaluation mode; dropout is off while this runs.
+        ids: the stream.
+        batch_size: windows at a time.
+        precision: "float32" or "bfloat16" (the logarithms are taken in float32 either way).
+
+    Raises:
+        UserError: fewer than two tokens, or an id outside the vocabulary.
+    """
+    if len(ids) < 2:
+        raise UserError("a text needs at least two tokens to be scored")
+    if int(ids.max()) >= model.config.vocab_size:
+        raise UserError("the text was encoded with another tokenizer: it has ids outside the model's vocabulary")
+    was_training = model.training
+    model.eval()
+    device = model.token_emb.device
+    T = model.config.context_length
+    whole = (len(ids) - 1) // T
+    nats = []
+    for first in range(0, whole, batch_size):
+        rows = range(first, min(first + batch_size, whole))
+        nats.append(
+            _window_nats(model, np.stack([ids[row * T : (row + 1) * T + 1] for row in rows]), device, precision)
+        )
+    if whole * T < len(ids) - 1:
+        nats.append(_window_nats(model, ids[None, whole * T :], device, precision))
+    model.train(was_training)
+    return np.concatenate(nats)
+
+
+def _window_nats(model: NLM, windows: np.ndarray, device: torch.device, precision: str) -> np.ndarray:
+    batch = torch.from_numpy(windows.astype(np.int64)).to(device)  # (B, T + 1)
+    with autocast(device, precision):
+        logits = model(batch[:, :-1])  # (B, T, V)
+    nats = F.cross_entropy(logits.flatten(0, 1).to(_at_least_float32(logits)), batch[:, 1:].flatten(), reduction="none")
+    return nats.cpu().numpy()
+
+
+def _at_least_float32(logits: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(logits.dtype, torch.float32)
+
+
+def bits_per_byte(nats: float, target_bytes: int) -> float:
+    """The one figure that compares across tokenizers: total nats / ln 2 / UTF-8 bytes of the targets."""
+    return nats / math.log(2) / target_bytes

@@ -1,0 +1,206 @@
+"""The network, top to bottom: a decoder-only, pre-norm transformer in the manner of GPT-2 (Radford et al. 2019).
+
+Shapes: B batch, T sequence, S cached and new positions, C = d_model, H heads, D = C / H, V vocabulary, L layers.
+"""
+
+import math
+from pathlib import Path
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from nlm_core.config import ModelConfig
+from nlm_core.errors import UserError
+
+INIT_STD = 0.02  # GPT-2's
+ROWS = 128  # query rows that attention handles at once
+
+
+class KVCache:
+    """The keys and values of the tokens read so far, so that each new token costs one position and not the whole text.
+
+    Rows may have different lengths. A row's slots beyond its length hold whatever padding left there: the bias hides
+    them, and the row's next tokens overwrite them.
+
+    Attributes:
+        lengths: (B,) the number of tokens that each row holds; whoever feeds the model moves it on.
+        places: (B, T) the positions of the tokens now being read.
+        bias: (B, 1, T, S) 0 where such a token may look, minus infinity elsewhere.
+    """
+
+    def __init__(self, model: "NLM", batch: int):
+        config = model.config
+        shape = (batch, config.n_heads, config.context_length, config.head_size)  # (B, H, S, D)
+        self.keys = [model.token_emb.new_zeros(shape) for _ in range(config.n_layers)]
+        self.values = [torch.zeros_like(keys) for keys in self.keys]
+        self.lengths = torch.zeros(batch, dtype=torch.long, device=model.token_emb.device)
+
+    def begin(self, new: int) -> None:
+        """Make ready for `new` more tokens in every row."""
+        device = self.lengths.device
+        self.places = self.lengths[:, None] + torch.arange(new, device=device)  # (B, T)
+        longest = int(self.places.max()) + 1
+        hidden = torch.arange(longest, device=device) > self.places[:, None, :, None]  # (B, 1, T, S)
+        self.bias = torch.zeros(hidden.shape, dtype=self.keys[0].dtype, device=device).masked_fill_(hidden, -math.inf)
+
+    def extend(
+        self, layer: int, k: Float[Tensor, "B H T D"], v: Float[Tensor, "B H T D"]
+    ) -> tuple[Float[Tensor, "B H S D"], Float[Tensor, "B H S D"]]:
+        """Store a layer's new keys and values at their places; return all that any row holds by now."""
+        rows = torch.arange(len(k), device=k.device)[:, None]
+        self.keys[layer][rows, :, self.places] = k.transpose(1, 2)  # (B, T, H, D)
+        self.values[layer][rows, :, self.places] = v.transpose(1, 2)
+        longest = self.bias.shape[-1]
+        return self.keys[layer][:, :, :longest], self.values[layer][:, :, :longest]
+
+    def keep(self, rows: Int[Tensor, " K"]) -> None:
+        """Drop all rows but these."""
+        self.keys = [keys[rows] for keys in self.keys]
+        self.values = [values[rows] for values in self.values]
+        self.lengths = self.lengths[rows]
+
+
+def attend(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B H S D"],
+    v: Float[Tensor, "B H S D"],
+    bias: Float[Tensor, "*B T S"],
+) -> Float[Tensor, "B H T D"]:
+    """Scaled dot-product attention (Vaswani et al. 2017, equation 1): softmax(q k' / sqrt(D) + bias) v."""
+    scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)  # (B, H, T, S)
+    return scores.add_(bias).softmax(dim=-1) @ v
+
+
+def causal_attend(
+    q: Float[Tensor, "B H T D"], k: Float[Tensor, "B H T D"], v: Float[Tensor, "B H T D"]
+) -> Float[Tensor, "B H T D"]:
+    """Attention in which every position sees itself and those before it.
+
+    Done for 128 rows at a time against the keys that they can see: that skips most of the hidden half of the square.
+    """
+    T = q.shape[2]
+    bias = torch.full((T, T), -math.inf, dtype=q.dtype, device=q.device).triu(1)
+    parts = []
+    for start in range(0, T, ROWS):
+        end = min(start + ROWS, T)
+        parts.append(attend(q[:, :, start:end], k[:, :, :end], v[:, :, :end], bias[start:end, :end]))
+    return torch.cat(parts, dim=2)
+
+
+class Attention(nn.Module):
+    """Every position asks (q) itself and all positions before it what they offer (k), and takes it (v)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.n_heads = config.n_heads
+        self.qkv = nn.Linear(config.d_model, 3 * config.d_model)
+        self.out = nn.Linear(config.d_model, config.d_model)
+
+    def forward(self, x: Float[Tensor, "B T C"], layer: int, cache: KVCache | None) -> Float[Tensor, "B T C"]:
+        B, T, C = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+        if cache is None:
+            y = causal_attend(q, k, v)
+        else:
+            y = attend(q, *cache.extend(layer, k, v), cache.bias)
+        return self.out(y.transpose(1, 2).reshape(B, T, C))
+
+
+class MLP(nn.Module):
+    """Each position on its own: to four times the width, a non-linearity, and back."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.up = nn.Linear(config.d_model, 4 * config.d_model)
+        self.down = nn.Linear(4 * config.d_model, config.d_model)
+
+    def forward(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+    """Two branches that each read the normalised residual stream and add what they found to it."""
+
+    def __init__(self, config: ModelConfig, dropout: float):
+        super().__init__()
+        self.attn_norm = nn.LayerNorm(config.d_model, eps=1e-5)
+        self.attn = Attention(config)
+        self.mlp_norm = nn.LayerNorm(config.d_model, eps=1e-5)
+        self.mlp = MLP(config)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "B T C"], layer: int, cache: KVCache | None) -> Float[Tensor, "B T C"]:
+        x = x + self.dropout(self.attn(self.attn_norm(x), layer, cache))
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+
+
+class NLM(nn.Module):
+    """Token ids in, for each position the logits of the next token out.
+
+    Args:
+        config: the shape of the network.
+        dropout: probability, in training, on the embedding sum and on each branch.
+    """
+
+    def __init__(self, config: ModelConfig, dropout: float = 0.0):
+        super().__init__()
+        self.config = config
+        self.token_emb = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
+        self.pos_emb = nn.Parameter(torch.empty(config.context_length, config.d_model))
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(config, dropout) for _ in range(config.n_layers))
+        self.final_norm = nn.LayerNorm(config.d_model, eps=1e-5)
+        self.initialise()
+
+    def initialise(self) -> None:
+        """Draw fresh weights: normal with standard deviation 0.02, biases zero, norms one (GPT-2's choice)."""
+        # Each block adds two branches to the residual stream; this keeps its variance from growing with depth.
+        branch_std = INIT_STD / math.sqrt(2 * self.config.n_layers)
+        nn.init.normal_(self.token_emb, std=INIT_STD)
+        nn.init.normal_(self.pos_emb, std=INIT_STD)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=branch_std if name.endswith(("out", "down")) else INIT_STD)
+                nn.init.zeros_(module.bias)
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path | None = None) -> Self:
+        """Load a trained model, ready for use (float32, no dropout); without a path, as `load_checkpoint` does."""
+        from nlm_core.checkpoint import load_checkpoint  # a checkpoint knows the model, not the other way round
+
+        checkpoint = load_checkpoint(path)
+        model = cls(checkpoint["config"])
+        model.load_state_dict({name: torch.from_numpy(value) for name, value in checkpoint["params"].items()})
+        return model.eval()
+
+    def forward(self, ids: Int[Tensor, "B T"], cache: KVCache | None = None) -> Float[Tensor, "B T V"]:
+        """Return the logits of the next token at every position.
+
+        Args:
+            ids: the token ids; with a cache, those that follow the tokens already in it.
+            cache: keys and values of the tokens before; this call adds its own, the caller then moves `lengths` on.
+
+        Raises:
+            ValueError: the text is longer than the context.
+        """
+        T = ids.shape[1]
+        longest = T if cache is None else int(cache.lengths.max()) + T
+        if longest > self.config.context_length:
+            raise UserError(
+                f"{longest} tokens are more than this model's limit of {self.config.context_length} (context_length): "
+                "it has learned no vector for a later position; shorten the text, or feed it in windows"
+            )
+        if cache is None:
+            pos_emb = self.pos_emb[:T]  # (T, C)
+        else:
+            cache.begin(T)
+            pos_emb = F.embedding(cache.places, self.pos_emb)  # (B, T, C)
+        # F.embedding, since the backward pass of token_emb[ids] adds in an order that changes from run to run.
+        tok_emb = F.embedding(ids, self.token_emb)  # (B, T, C)
+        x = self.dropout(tok_emb + pos_emb)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, layer, cache)
+        return self.final_norm(x) @ self.token_emb.T

@@ -1,0 +1,94 @@
+"""How weights move: Muon for the blocks' matrices, AdamW for everything else, and the learning rate over time."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from nlm_core.config import TrainConfig
+from nlm_core.model import NLM
+
+# The quintic of Keller Jordan's Muon: steep at 0, so that small singular values grow fast, at the price of ending
+# anywhere between about 0.7 and 1.2 instead of at 1.
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+
+
+def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
+    """Bring all singular values of each matrix near 1, keeping its singular vectors: U S V' becomes about U V'.
+
+    Newton-Schulz iteration in float32 (torch's own Muon uses bfloat16, which is slow where the processor has no
+    instructions for it).
+
+    Args:
+        matrices: (N, rows, columns), all of one shape.
+    """
+    a, b, c = NEWTON_SCHULZ
+    x = matrices.mT if matrices.shape[-2] > matrices.shape[-1] else matrices
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT if matrices.shape[-2] > matrices.shape[-1] else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalised (Jordan et al. 2024), scaled so that AdamW's learning rates fit (Liu et al. 2025).
+
+    Args:
+        params: 2-D parameters.
+        lr: learning rate; an update has a root mean square of about 0.2 times this.
+        momentum: decay rate of the running sum of gradients; used in Nesterov's form.
+        weight_decay: decoupled: each step also multiplies the weights by 1 - lr * weight_decay.
+    """
+
+    def __init__(self, params, lr: float, momentum: float = 0.95, weight_decay: float = 0.1):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[Tensor]] = {}
+            for param in group["params"]:
+                if param.grad is not None:
+                    by_shape.setdefault(param.shape, []).append(param)
+            for shape, params in by_shape.items():
+                updates = []
+                for param in params:
+                    state = self.state[param]
+                    if not state:
+                        state["momentum"] = torch.zeros_like(param)
+                    state["momentum"].lerp_(param.grad, 1 - group["momentum"])
+                    updates.append(param.grad.lerp(state["momentum"], group["momentum"]))
+                scale = group["lr"] * 0.2 * math.sqrt(max(shape))
+                for param, update in zip(params, orthogonalise(torch.stack(updates)), strict=True):
+                    param.mul_(1 - group["lr"] * group["weight_decay"])
+                    param.sub_(update, alpha=scale)
+
+
+def make_optimizers(model: NLM, config: TrainConfig) -> list[torch.optim.Optimizer]:
+    """Share the parameters out: matrices of the blocks decay, the two tables, norms and biases do not."""
+    matrices, rest = [], []
+    for name, param in model.named_parameters():
+        (matrices if name.startswith("blocks.") and param.ndim == 2 else rest).append(param)
+    betas = (config.beta1, config.beta2)
+    if config.optimizer == "muon":
+        return [
+            Muon(matrices, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay),
+            torch.optim.AdamW(rest, lr=config.lr, betas=betas, weight_decay=0.0, fused=True),
+        ]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    return [torch.optim.AdamW(groups, lr=config.lr, betas=betas, fused=True)]
+
+
+def learning_rate(config: TrainConfig, step: int, total: int | None) -> float:
+    """The learning rate of a step (counted from 0): warm-up, a plateau, then a linear fall to 0 at the end.
+
+    Args:
+        config: gives the peak, the warm-up and the length of the fall.
+        step: steps done so far.
+        total: the length of the run in steps; None while it is not known yet (a budget in minutes).
+    """
+    factor = min(1.0, (step + 1) / (config.warmup_steps + 1))
+    if total is not None and config.decay_fraction > 0:
+        factor = min(factor, (total - step) / (total * config.decay_fraction))
+    return config.lr * max(0.0, factor)

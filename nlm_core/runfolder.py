@@ -1,0 +1,95 @@
+"""The folder of one training run: config.json, log.csv, checkpoints, and a lock against a second run in it."""
+
+import contextlib
+import csv
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nlm_core.checkpoint import STEPS, step_folders
+from nlm_core.errors import UserError
+from nlm_core.files import read_json, shown, write_json, written_whole
+
+COLUMNS = [
+    "step",
+    "tokens",
+    "loss",
+    "validation_loss",
+    "bits_per_byte",
+    "learning_rate",
+    "tokens_per_second",
+    "elapsed",
+]
+KEPT = 2  # checkpoints: the newest, and one to fall back to
+
+
+class RunFolder:
+    """Reads and writes what lies in a run's folder."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.config_file, self.log_file = self.path / "config.json", self.path / "log.csv"
+
+    def started(self) -> bool:
+        return self.config_file.exists()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this process alone; the lock goes with the process, however it ends.
+
+        Raises:
+            UserError: another process trains in this folder.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.path / ".lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"another run is training in {shown(self.path)}; choose another --out") from None
+            for leftover in [*self.path.glob(".*.tmp"), *(self.path / STEPS).glob(".*")]:
+                if leftover.is_dir():
+                    shutil.rmtree(leftover, ignore_errors=True)
+                else:
+                    leftover.unlink(missing_ok=True)
+            yield
+
+    def read_config(self) -> dict[str, Any]:
+        return read_json(self.config_file)
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        write_json(self.config_file, config)
+
+    def step_folder(self, step: int) -> Path:
+        return self.path / STEPS / f"step-{step:08d}"
+
+    def prune(self) -> None:
+        for folder in step_folders(self.path)[:-KEPT]:
+            shutil.rmtree(folder)
+
+    def cut_log(self, step: int) -> None:
+        """Drop what was logged after `step`: a resumed run does those steps again. Also starts a new log."""
+        rows = []
+        if self.log_file.exists():
+            with open(self.log_file, newline="") as file:
+                for row in csv.DictReader(file):
+                    # A kill can leave half a last line.
+                    if None in row or None in row.values() or not row["step"].isdigit() or int(row["step"]) > step:
+                        break
+                    rows.append(row)
+        with written_whole(self.log_file, "w") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def log(self, **values: Any) -> None:
+        with open(self.log_file, "a", newline="") as file:
+            csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(values)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def discard(self, folder: Path) -> None:
+        """Remove a damaged checkpoint, so that the run can write that step again."""
+        shutil.rmtree(folder)

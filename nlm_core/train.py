@@ -1,0 +1,307 @@
+"""The training loop. A run that was killed at any moment and resumed ends with the same weights, bit for bit.
+
+That holds on one machine with one number of threads, because each step depends on nothing but the weights, the optimizers'
+state, and (seed, step): the batch, the dropout masks and the learning rate are functions of those.
+"""
+
+import dataclasses
+import hashlib
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from nlm_core.batches import Windows
+from nlm_core.checkpoint import load_checkpoint, load_optimizer, save_checkpoint, step_folders
+from nlm_core.config import ModelConfig, TrainConfig
+from nlm_core.data import Corpus
+from nlm_core.errors import UserError
+from nlm_core.files import shown
+from nlm_core.hardware import autocast, describe, pick_device, pick_precision
+from nlm_core.loss import bits_per_byte, stream_nats
+from nlm_core.model import NLM
+from nlm_core.optim import learning_rate, make_optimizers
+from nlm_core.runfolder import RunFolder
+
+# What may differ when a run is resumed. Anything else would make it another run.
+MAY_CHANGE = ("log_every", "eval_every", "eval_tokens", "save_every", "device")
+MEASURED_STEPS = 50  # a budget in minutes is turned into steps after so many
+
+
+class Diverged(RuntimeError):
+    """The loss or the gradient stopped being a number."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long to train: a number of "steps", "tokens" or "minutes"."""
+
+    unit: str
+    amount: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.amount) and self.amount > 0):
+            raise UserError(f"--{self.unit} must be above 0, not {self.amount:g}")
+
+    def steps(self, tokens_per_step: int) -> int | None:
+        """The budget in steps; None where that depends on this machine's speed."""
+        if self.unit == "minutes":
+            return None
+        return math.ceil(self.amount / (tokens_per_step if self.unit == "tokens" else 1))
+
+
+class Trainer:
+    """One run in one folder. `Trainer(...).run()` starts it or goes on with it.
+
+    Args:
+        folder: where config.json, log.csv and checkpoints go.
+        corpus: a prepared corpus.
+        model_config, config: the settings; `precision` and `device` may be "auto".
+        budget: how long to train.
+        say: told what a person should know.
+        progress: show a progress bar when standard error is a terminal.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        corpus: Corpus,
+        model_config: ModelConfig,
+        config: TrainConfig,
+        budget: Budget,
+        say: Callable[[str], None] = print,
+        progress: bool = True,
+    ):
+        self.folder, self.corpus, self.say, self.progress = folder, corpus, say, progress
+        self.device = pick_device(config.device)
+        self.config = dataclasses.replace(config, precision=pick_precision(config.precision, self.device))
+        self.budget = budget
+        self.threads = torch.get_num_threads()
+        self.windows = Windows(corpus.train, model_config.context_length, self.config.seed)
+        self.tokens_per_step = self.config.batch_size * model_config.context_length
+        self.total = budget.steps(self.tokens_per_step)
+        torch.manual_seed(self.config.seed)
+        self.model = NLM(model_config, dropout=self.config.dropout).to(self.device)
+        if self.config.compile:
+            # Only the blocks: a whole compiled model was seen to end with other weights in each of two equal runs.
+            for block in self.model.blocks:
+                block.compile()
+        self.optimizers = make_optimizers(self.model, self.config)
+        self.step = 0
+        self.elapsed = 0.0
+        self.loss_sum, self.loss_count = 0.0, 0
+        self.stop_signal: int | None = None
+
+    # ---- the state that a checkpoint holds
+
+    def _optimizer_state(self) -> dict[str, np.ndarray]:
+        names = {param: name for name, param in self.model.named_parameters()}
+        return {
+            f"{key}/{names[param]}": value.cpu().numpy()
+            for optimizer in self.optimizers
+            for param, state in optimizer.state.items()
+            for key, value in state.items()
+        }
+
+    def _restore(self, checkpoint: dict[str, Any]) -> None:
+        self.model.load_state_dict({name: torch.from_numpy(value) for name, value in checkpoint["params"].items()})
+        owner = {
+            id(param): optimizer
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for param in group["params"]
+        }
+        params = dict(self.model.named_parameters())
+        for path, value in load_optimizer(checkpoint).items():
+            key, name = path.split("/", 1)
+            tensor = torch.from_numpy(value).to(self.device)
+            owner[id(params[name])].state[params[name]][key] = tensor
+        training = checkpoint["training"]
+        self.step = checkpoint["step"]
+        self.elapsed = training["elapsed"]
+        self.loss_sum, self.loss_count = training["loss_sum"], training["loss_count"]
+
+    def _save(self) -> None:
+        path = self.folder.step_folder(self.step)
+        if path.exists():
+            return
+        save_checkpoint(
+            path,
+            self.model,
+            self.corpus.tokenizer,
+            step=self.step,
+            metrics=self.metrics,
+            dtype="float32",
+            optimizer=self._optimizer_state(),
+            training={
+                "elapsed": self.elapsed,
+                "loss_sum": self.loss_sum,
+                "loss_count": self.loss_count,
+                "train_sha256": self.corpus.manifest["maps"]["train"]["sha256"],
+            },
+        )
+        self.folder.prune()
+
+    def _describe_run(self) -> dict[str, Any]:
+        return {
+            "model": self.model.config.to_dict(),
+            "train": self.config.to_dict(),
+            "budget": {"unit": self.budget.unit, "amount": self.budget.amount, "steps": self.total},
+            "data": {
+                "name": self.corpus.manifest["name"],
+                "tokenizer": self.corpus.manifest["tokenizer"],
+                **{part: self.corpus.manifest["maps"][part] for part in ("train", "choose")},
+            },
+            "machine": describe(),
+        }
+
+    # ---- the run
+
+    def run(self, resume: bool = False) -> Path:
+        """Train until the budget is used up or a signal asks to stop; return the last checkpoint's folder.
+
+        Raises:
+            UserError: the folder is in use, or holds a run and `resume` is false.
+            Diverged: the loss is not a finite number; the last good checkpoint stays.
+        """
+        self.metrics: dict[str, Any] = {}
+        with self.folder.locked():
+            if resume and step_folders(self.folder.path):
+                self._restore(checkpoint := load_checkpoint(self.folder.path, self.say))
+                self.metrics = checkpoint["metrics"]
+                self.say(f"going on from step {self.step:,}")
+                for damaged in step_folders(self.folder.path):
+                    if damaged > checkpoint["path"]:
+                        self.folder.discard(damaged)
+            if self.total is not None and self.step > self.total:
+                raise UserError(f"the run has done {self.step:,} steps already, more than the {self.total:,} asked for")
+            self.folder.write_config(self._describe_run())
+            self.folder.cut_log(self.step)
+            handlers = {name: signal.signal(name, self._on_signal) for name in (signal.SIGINT, signal.SIGTERM)}
+            try:
+                self._loop()
+            finally:
+                for name, handler in handlers.items():
+                    signal.signal(name, handler)
+        return self.folder.step_folder(self.step)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if self.stop_signal is not None:
+            raise KeyboardInterrupt  # asked twice: leave at once; the last checkpoint on disk stays
+        self.stop_signal = number
+
+    def _loop(self) -> None:
+        self.model.train()
+        started = time.monotonic() - self.elapsed
+        speed_from: tuple[int, float] | None = None
+        first_step, log_time, log_step = self.step, self.elapsed, self.step
+        with tqdm(
+            total=self.total, initial=self.step, unit="step", disable=None if self.progress else True, file=sys.stderr
+        ) as bar:
+            while self.total is None or self.step < self.total:
+                loss = self._train_step()
+                self.step += 1
+                self.elapsed = time.monotonic() - started
+                self.loss_sum += loss
+                self.loss_count += 1
+                if self.total is None:
+                    # The first steps are slower than the rest: caches are cold, and blocks may be compiled.
+                    if self.step >= first_step + 3 and speed_from is None:
+                        speed_from = (self.step, self.elapsed)
+                    self._fix_total(first_step, speed_from)
+                    bar.total = self.total
+                last = self.step == self.total or self.stop_signal is not None
+                evaluate = self.step % self.config.eval_every == 0 or self.step == self.total
+                if evaluate or self.step % self.config.log_every == 0:
+                    row = self._log_row(speed=(self.step - log_step) / max(self.elapsed - log_time, 1e-9))
+                    row |= self._evaluate() if evaluate and self.stop_signal is None else {}
+                    self.folder.log(**row)
+                    self.loss_sum, self.loss_count = 0.0, 0
+                    self.elapsed = time.monotonic() - started
+                    log_time, log_step = self.elapsed, self.step
+                    bar.set_postfix_str(f"loss {row['loss']}, {float(row['tokens_per_second']):,.0f} tokens/s")
+                if last or self.step % self.config.save_every == 0:
+                    self._save()
+                bar.update()
+                if self.stop_signal is not None:
+                    return
+
+    def _train_step(self) -> float:
+        """One update of the weights; returns the mean loss of the batch in nats per token."""
+        config = self.config
+        rate = learning_rate(config, self.step, self.total)
+        batch = torch.from_numpy(self.windows.batch(self.step, config.batch_size)).to(self.device)  # (B, T + 1)
+        parts = batch.split(config.micro_batch_size)
+        loss_sum = 0.0
+        for number, part in enumerate(parts):
+            torch.manual_seed(_mix(config.seed, self.step, number))  # dropout's masks
+            with autocast(self.device, config.precision):
+                logits = self.model(part[:, :-1])  # (b, T, V)
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), part[:, 1:].flatten()) / len(parts)
+            loss.backward()
+            loss_sum += loss.item()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip or math.inf)
+        if not (math.isfinite(loss_sum) and math.isfinite(norm.item())):
+            raise Diverged(
+                f"the loss is {loss_sum} (gradient norm {norm.item()}) at step {self.step + 1:,}, so the run stops; "
+                f"the last good checkpoint stays in {shown(self.folder.path)}. A smaller lr usually helps"
+            )
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return loss_sum
+
+    def _fix_total(self, first_step: int, speed_from: tuple[int, float] | None) -> None:
+        """Turn a budget in minutes into steps, once the speed is known."""
+        seconds = self.budget.amount * 60
+        enough = self.step - first_step >= MEASURED_STEPS or self.elapsed >= seconds / 10
+        if speed_from is None or self.step == speed_from[0] or not enough:
+            return
+        per_step = (self.elapsed - speed_from[1]) / (self.step - speed_from[0])
+        self.total = self.step + max(0, round((seconds - self.elapsed) / per_step))
+        self.folder.write_config(self._describe_run())
+        self.say(f"{self.budget.amount:g} minutes are {self.total:,} steps at {per_step:.3g} seconds a step")
+
+    def _log_row(self, speed: float) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "tokens": self.step * self.tokens_per_step,
+            "loss": f"{self.loss_sum / self.loss_count:.5f}",
+            "validation_loss": "",
+            "bits_per_byte": "",
+            "learning_rate": f"{learning_rate(self.config, self.step - 1, self.total):.6g}",
+            "tokens_per_second": f"{speed * self.tokens_per_step:.1f}",
+            "elapsed": f"{self.elapsed:.1f}",
+        }
+
+    def _evaluate(self) -> dict[str, str]:
+        """Score the first `eval_tokens` of the choosing half."""
+        ids = np.asarray(self.corpus.choose[: self.config.eval_tokens + 1])
+        if len(ids) < 2:
+            return {}
+        nats = float(stream_nats(self.model, ids, self.config.micro_batch_size, self.config.precision).sum())
+        target_bytes = len(self.corpus.tokenizer.decode_bytes(ids[1:]))
+        self.metrics = {
+            "validation_loss": round(nats / (len(ids) - 1), 5),
+            "bits_per_byte": round(bits_per_byte(nats, target_bytes), 5),
+            "validation_tokens": len(ids) - 1,
+            "validation_step": self.step,
+        }
+        return {key: f"{self.metrics[key]:.5f}" for key in ("validation_loss", "bits_per_byte")}
+
+
+def _mix(*numbers: int) -> int:
+    """One 63-bit seed from several numbers."""
+    text = "/".join(map(str, numbers))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

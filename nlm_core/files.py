@@ -78,7 +78,7 @@ def written_whole(path: str | Path, mode: str = "wb") -> Iterator[IO[Any]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
         sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
@@ -125,12 +125,12 @@ def folder_written_whole(path: str | Path) -> Iterator[Path]:
                 os.fsync(handle.fileno())
         sync_folder(temporary)
         if path.exists():
-            os.replace(path, old)
+            path.replace(old)
         try:
-            os.replace(temporary, path)
+            temporary.replace(path)
         except OSError:
             if old.exists():
-                os.replace(old, path)
+                old.replace(path)
             raise
         sync_folder(path.parent)
     finally:

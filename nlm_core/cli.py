@@ -80,14 +80,12 @@ def train(
 ) -> None:
     """Train a model."""
     from nlm_core.config import parse_overrides
-    from nlm_core.files import project_root, shown
+    from nlm_core.files import shown
     from nlm_core.launch import new_run, resume_run
     from nlm_core.train import Budget
 
-    given = [
-        (unit, value) for unit, value in zip(("steps", "tokens", "minutes"), (steps, tokens, minutes), strict=True)
-    ]
-    budgets = [Budget(unit, value) for unit, value in given if value is not None]
+    given = {"steps": steps, "tokens": tokens, "minutes": minutes}
+    budgets = [Budget(unit, value) for unit, value in given.items() if value is not None]
     if len(budgets) > 1:
         raise UserError("give only one of --steps, --tokens and --minutes")
     budget = budgets[0] if budgets else None

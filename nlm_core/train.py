@@ -1,7 +1,7 @@
 """The training loop. A run that was killed at any moment and resumed ends with the same weights, bit for bit.
 
-That holds on one machine with one number of threads, because each step depends on nothing but the weights, the optimizers'
-state, and (seed, step): the batch, the dropout masks and the learning rate are functions of those.
+That holds on one machine with one number of threads, because each step depends on nothing but the weights, the
+optimizers' state, and (seed, step): the batch, the dropout masks and the learning rate are functions of those.
 """
 
 import dataclasses

@@ -1,12 +1,26 @@
 """The `nlm` command."""
 
+import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from nlm_core.errors import UserError
+from nlm_core.checkpoint import TOKENIZER, default_checkpoint, load_checkpoint
+from nlm_core.config import parse_overrides
+from nlm_core.data import add, prepare, the_corpus
+from nlm_core.errors import Diverged, UserError
+from nlm_core.files import shown
+from nlm_core.generate import BATCH_SIZE, limit_message, write
+from nlm_core.launch import new_run, resume_run
+from nlm_core.model import NLM
+from nlm_core.report import info_table, loss_table, text_to_score
+from nlm_core.sampling import Sampling
+from nlm_core.score import score
+from nlm_core.tokenizer import Tokenizer
+from nlm_core.train import Budget
 
 app = typer.Typer(
     help="Build, train and doubt a small language model.",
@@ -28,9 +42,6 @@ def data_add(
     name: Annotated[str, typer.Option(help="The corpus to add to; its folder is data/NAME.")] = "mine",
 ) -> None:
     """Bring in local text files."""
-    from nlm_core.data import add
-    from nlm_core.files import shown
-
     for target in add(files, split, name):
         typer.echo(f"{shown(target)}: {target.stat().st_size:,} bytes")
 
@@ -42,10 +53,6 @@ def data_prepare(
     replace: Annotated[bool, typer.Option("--replace", help="Also when it was prepared with another one.")] = False,
 ) -> None:
     """Encode a corpus into memory maps of token ids."""
-    from nlm_core.checkpoint import TOKENIZER, default_checkpoint
-    from nlm_core.data import prepare, the_corpus
-    from nlm_core.tokenizer import Tokenizer
-
     name = the_corpus(name)
     manifest = prepare(name, Tokenizer.load(tokenizer or default_checkpoint() / TOKENIZER), replace, progress=True)
     for part, entry in manifest["maps"].items():
@@ -59,9 +66,6 @@ def tokenizer_train(
     vocab_size: Annotated[int, typer.Option(help="256 bytes and the merges.")] = 4096,
 ) -> None:
     """Learn a byte-level BPE from text."""
-    from nlm_core.files import shown
-    from nlm_core.tokenizer import Tokenizer
-
     tokenizer = Tokenizer.train(files, vocab_size)
     tokenizer.save(out)
     typer.echo(f"{shown(out)}: {tokenizer.vocab_size:,} tokens")
@@ -79,11 +83,6 @@ def train(
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in lr=0.001; repeatable.")] = None,
 ) -> None:
     """Train a model."""
-    from nlm_core.config import parse_overrides
-    from nlm_core.files import shown
-    from nlm_core.launch import new_run, resume_run
-    from nlm_core.train import Budget
-
     given = {"steps": steps, "tokens": tokens, "minutes": minutes}
     budgets = [Budget(unit, value) for unit, value in given.items() if value is not None]
     if len(budgets) > 1:
@@ -114,16 +113,99 @@ def train(
         typer.echo(f"validation: {m['validation_loss']:.4f} nats per token, {m['bits_per_byte']:.4f} bits per byte")
 
 
+Checkpoint = Annotated[Path | None, typer.Argument(help="A checkpoint or a run's folder. [default: the shipped one]")]
+
+
+@app.command()
+def loss(
+    checkpoint: Checkpoint = None,
+    data: Annotated[
+        str | None, typer.Option(help="A corpus (its validation text) or a text file. [default: data/stories.txt]")
+    ] = None,
+    half: Annotated[str, typer.Option(help="Of a corpus: report, choose, or all.")] = "report",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Measure how well a model predicts a text.
+
+    Prints nats per token, perplexity and bits per byte, by class of token, with standard errors by story.
+    """
+    loaded = load_checkpoint(checkpoint, _note)
+    source = text_to_score(data, half, loaded["tokenizer"])
+    model = NLM.from_params(loaded["config"], loaded["params"])
+    summary = score(model, loaded["tokenizer"], source.stories, source.fit, progress=True).summary()
+    summary = {"checkpoint": loaded["sha256"], "text": source.name, **summary}
+    typer.echo(json.dumps(summary, indent=2) if as_json else loss_table(summary))
+
+
+@app.command()
+def generate(
+    checkpoint: Checkpoint = None,
+    prompt: Annotated[str, typer.Option(help="How the story begins.")] = "Once upon a time",
+    n: Annotated[int, typer.Option("-n", help="How many stories; story k uses seed SEED + k.")] = 1,
+    seed: Annotated[int, typer.Option(help="The same seed writes the same story.")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(help="The most tokens to write; every second one is a space.")] = 200,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token; 1: as the model predicts.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens only.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens that hold this share.")] = None,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: words already used become less likely.")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this string; repeatable.")] = None,
+) -> None:
+    """Write stories and print them as they are written."""
+    if n < 1:
+        raise UserError(f"-n must be 1 or more, not {n}")
+    sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
+    loaded = load_checkpoint(checkpoint, _note)
+    model = NLM.from_params(loaded["config"], loaded["params"])
+    sys.stdout.reconfigure(errors="replace")
+    for first in range(0, n, BATCH_SIZE):
+        seeds = list(range(seed + first, seed + min(first + BATCH_SIZE, n)))
+        prompts = [prompt] * len(seeds)
+        shown_row, shown_characters = 0, 0
+        for texts in write(
+            model, loaded["tokenizer"], prompts, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, seed=seeds
+        ):
+            # All are written at once; one is shown live, and those after it wait for their turn.
+            while shown_row < len(texts):
+                text = texts[shown_row]
+                if n > 1 and shown_characters == 0:
+                    typer.echo(f"--- seed {text.seed}")
+                typer.echo(text.settled[shown_characters:], nl=False)
+                sys.stdout.flush()
+                shown_characters = len(text.settled)
+                if not text.ended:
+                    break
+                typer.echo()
+                shown_row, shown_characters = shown_row + 1, 0
+        if message := limit_message(texts, model.config.context_length):
+            _note(message)
+
+
+@app.command()
+def info(checkpoint: Checkpoint = None) -> None:
+    """Show what a checkpoint is: its sizes, its figures, where it came from."""
+    typer.echo(info_table(load_checkpoint(checkpoint, _note)))
+
+
 def main() -> None:
     """Run the command; every foreseen error is one line and exit code 2."""
     try:
         app()
     except UserError as error:
         _fail(str(error), 2)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough, as `head` does; Python must not try to flush the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Diverged as error:
+        _fail(str(error), 1)
     except OSError as error:
         _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
+
+
+def _note(message: str) -> None:
+    typer.echo(message, err=True)
 
 
 def _fail(message: str, code: int) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Integer
+from tqdm import tqdm
 
 from nlm_core.errors import UserError
 from nlm_core.hardware import autocast
@@ -14,7 +15,11 @@ from nlm_core.model import NLM
 
 @torch.no_grad()
 def stream_nats(
-    model: NLM, ids: Integer[np.ndarray, " N"], batch_size: int = 8, precision: str = "float32"
+    model: NLM,
+    ids: Integer[np.ndarray, " N"],
+    batch_size: int = 8,
+    precision: str = "float32",
+    progress: bool = False,
 ) -> Float[np.ndarray, " N-1"]:
     """Score a stream of tokens: minus the natural logarithm of each token's probability, given those before it.
 
@@ -26,6 +31,7 @@ def stream_nats(
         ids: the stream.
         batch_size: windows at a time.
         precision: "float32" or "bfloat16" (the logarithms are taken in float32 either way).
+        progress: show a bar while standard error is a terminal.
 
     Raises:
         UserError: fewer than two tokens, or an id outside the vocabulary.
@@ -40,7 +46,8 @@ def stream_nats(
     T = model.config.context_length
     whole = (len(ids) - 1) // T
     nats = []
-    for first in range(0, whole, batch_size):
+    bar = tqdm(range(0, whole, batch_size), desc="scoring", leave=False, disable=None if progress else True)
+    for first in bar:
         rows = range(first, min(first + batch_size, whole))
         nats.append(
             _window_nats(model, np.stack([ids[row * T : (row + 1) * T + 1] for row in rows]), device, precision)

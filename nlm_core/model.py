@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -172,12 +173,25 @@ class NLM(nn.Module):
         from nlm_core.checkpoint import load_checkpoint  # a checkpoint knows the model, not the other way round
 
         checkpoint = load_checkpoint(path)
-        model = cls(checkpoint["config"])
-        model.load_state_dict({name: torch.from_numpy(value) for name, value in checkpoint["params"].items()})
+        return cls.from_params(checkpoint["config"], checkpoint["params"])
+
+    @classmethod
+    def from_params(cls, config: ModelConfig, params: dict[str, np.ndarray]) -> Self:
+        """Make a model of arrays by name, as `load_checkpoint` returns them; ready for use (float32, no dropout)."""
+        model = cls(config)
+        model.load_state_dict({name: torch.from_numpy(value) for name, value in params.items()})
         return model.eval()
 
     def forward(self, ids: Int[Tensor, "B T"], cache: KVCache | None = None) -> Float[Tensor, "B T V"]:
-        """Return the logits of the next token at every position.
+        """Return the logits of the next token at every position; for the arguments see `read`."""
+        return self.unembed(self.read(ids, cache))
+
+    def unembed(self, x: Float[Tensor, "*B C"]) -> Float[Tensor, "*B V"]:
+        """Turn what `read` returned into logits: the output is tied to the token table."""
+        return x @ self.token_emb.T
+
+    def read(self, ids: Int[Tensor, "B T"], cache: KVCache | None = None) -> Float[Tensor, "B T C"]:
+        """Return the final, normalised residual stream at every position.
 
         Args:
             ids: the token ids; with a cache, those that follow the tokens already in it.
@@ -203,4 +217,4 @@ class NLM(nn.Module):
         x = self.dropout(tok_emb + pos_emb)
         for layer, block in enumerate(self.blocks):
             x = block(x, layer, cache)
-        return self.final_norm(x) @ self.token_emb.T
+        return self.final_norm(x)

@@ -24,7 +24,7 @@ from nlm_core.batches import Windows
 from nlm_core.checkpoint import load_checkpoint, load_optimizer, save_checkpoint, step_folders
 from nlm_core.config import ModelConfig, TrainConfig
 from nlm_core.data import Corpus
-from nlm_core.errors import UserError
+from nlm_core.errors import Diverged, UserError
 from nlm_core.files import shown
 from nlm_core.hardware import autocast, describe, pick_device, pick_precision
 from nlm_core.loss import bits_per_byte, stream_nats
@@ -35,10 +35,6 @@ from nlm_core.runfolder import RunFolder
 # What may differ when a run is resumed. Anything else would make it another run.
 MAY_CHANGE = ("log_every", "eval_every", "eval_tokens", "save_every", "device")
 MEASURED_STEPS = 50  # a budget in minutes is turned into steps after so many
-
-
-class Diverged(RuntimeError):
-    """The loss or the gradient stopped being a number."""
 
 
 @dataclass(frozen=True)

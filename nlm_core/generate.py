@@ -1,0 +1,223 @@
+"""Writing stories: many texts at once, each as if it were alone."""
+
+import codecs
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from nlm_core.errors import UserError
+from nlm_core.model import NLM, KVCache
+from nlm_core.sampling import Sampling, choose, penalise, words_of
+from nlm_core.tokenizer import Tokenizer
+
+BATCH_SIZE = 64  # texts at a time; the cache of one takes 12 MB in the book's model
+
+
+@dataclass
+class Text:
+    """A text being written.
+
+    Attributes:
+        prompt: what it begins with.
+        ids: of the prompt and of all that was written.
+        written: the bytes behind the prompt, up to a stop string if one was met.
+        ended: why it ended: "length" (max_new_tokens), "stop" (a stop string), "limit" (the model's context); or None.
+    """
+
+    prompt: str
+    seed: int
+    ids: list[int]
+    stops: list[bytes]
+    written: bytes = b""
+    new_tokens: int = 0
+    ended: str | None = None
+    _token_bytes: list[bytes] = field(default_factory=list, repr=False)
+
+    def add(self, token: int, max_new_tokens: int, context_length: int) -> None:
+        """Append a token and see whether the text has ended."""
+        piece = self._token_bytes[token]
+        self.ids.append(token)
+        self.new_tokens += 1
+        longest_stop = max(map(len, self.stops), default=0)
+        search_from = max(0, len(self.written) - longest_stop + 1)
+        self.written += piece
+        places = [self.written.find(stop, search_from) for stop in self.stops]
+        found = [place for place in places if place >= 0]
+        if found:
+            self.written = self.written[: min(found)]
+            self.ended = "stop"
+        elif self.new_tokens == max_new_tokens:
+            self.ended = "length"
+        elif len(self.ids) == context_length:
+            self.ended = "limit"
+
+    @property
+    def text(self) -> str:
+        """The prompt and what was written so far."""
+        return self.prompt + self.written.decode("utf-8", errors="replace")
+
+    @property
+    def settled(self) -> str:
+        """As `text`, without an end that the next tokens may still change: half a character, half a stop string."""
+        if self.ended:
+            return self.text
+        held = 0
+        for stop in self.stops:
+            for length in range(1, len(stop)):
+                if self.written.endswith(stop[:length]):
+                    held = max(held, length)
+        sure = self.written[: len(self.written) - held]
+        return self.prompt + codecs.getincrementaldecoder("utf-8")("replace").decode(sure)
+
+
+def write(
+    model: NLM,
+    tok: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int = 200,
+    sampling: Sampling | None = None,
+    stop: str | Sequence[str] | None = None,
+    seed: int | Sequence[int] = 0,
+) -> Iterator[list[Text]]:
+    """Write one text for each prompt, all in one batch, and yield them after every token; see `generate`."""
+    sampling = sampling or Sampling()
+    texts = _begin(model, tok, prompts, max_new_tokens, stop, seed)
+    if not texts:
+        return
+    device, context_length = model.token_emb.device, model.config.context_length
+    words = words_of(tok).to(device)
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            cache = KVCache(model, len(texts))
+            lengths = torch.tensor([len(text.ids) for text in texts], device=device)
+            padded = torch.zeros(len(texts), int(lengths.max()), dtype=torch.long, device=device)
+            for row, text in enumerate(texts):
+                padded[row, : len(text.ids)] = torch.tensor(text.ids)
+            rows = torch.arange(len(texts), device=device)
+            last = model.read(padded, cache)[rows, lengths - 1]  # (B, C)
+            cache.lengths = lengths
+            alive = list(texts)
+            while alive:
+                logits = model.unembed(last)  # (B, V)
+                if sampling.repetition_penalty != 1:
+                    seen = torch.zeros_like(logits, dtype=torch.bool)
+                    for row, text in enumerate(alive):
+                        seen[row, text.ids] = True
+                    logits = penalise(logits, seen & words, sampling.repetition_penalty)
+                tokens = choose(logits, sampling, [text.seed for text in alive], [len(text.ids) for text in alive])
+                for text, token in zip(alive, tokens.tolist(), strict=True):
+                    text.add(token, max_new_tokens, context_length)
+                yield texts
+                going_on = torch.tensor([row for row, text in enumerate(alive) if not text.ended], device=device)
+                if 0 < len(going_on) < len(alive):
+                    cache.keep(going_on)
+                    tokens = tokens[going_on]
+                alive = [text for text in alive if not text.ended]
+                if alive:
+                    last = model.read(tokens[:, None], cache)[:, 0]
+                    cache.lengths = cache.lengths + 1
+    finally:
+        model.train(was_training)
+
+
+def generate(
+    model: NLM,
+    tok: Tokenizer,
+    prompts: Sequence[str],
+    max_new_tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    stop: str | Sequence[str] | None = None,
+    seed: int | Sequence[int] = 0,
+) -> list[str]:
+    """Write one text for each prompt.
+
+    A text depends on the weights, its prompt, its seed and the settings: not on the other prompts, its place among
+    them, or the number of threads (exactly so in float64; in float32, rounding flips a choice about 5 times in 10
+    million tokens).
+
+    Args:
+        model: a model.
+        tok: its tokenizer.
+        prompts: how the texts begin; not empty.
+        max_new_tokens: the most tokens to write for each.
+        temperature, top_k, top_p, repetition_penalty: see `nlm_core.sampling.Sampling`.
+        stop: a string or strings; a text ends before the first that it writes.
+        seed: one for all prompts, or one for each. Two texts with the same prompt and seed are the same.
+
+    Returns:
+        The texts, each with its prompt. A warning says so if any reached the model's limit before `max_new_tokens`.
+
+    Raises:
+        UserError: a prompt is empty or too long for the model, or a setting is out of range.
+    """
+    sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
+    prompts = list(prompts)
+    _begin(model, tok, prompts, max_new_tokens, stop, seed)  # bad input anywhere is an error before any work
+    texts: list[Text] = []
+    for first in range(0, len(prompts), BATCH_SIZE):
+        part = slice(first, first + BATCH_SIZE)
+        seeds = seed if isinstance(seed, int) else seed[part]
+        for written in write(
+            model, tok, prompts[part], max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, seed=seeds
+        ):
+            last = written
+        texts += last
+    if message := limit_message(texts, model.config.context_length):
+        warnings.warn(message, stacklevel=2)
+    return [text.text for text in texts]
+
+
+def limit_message(texts: Sequence[Text], context_length: int) -> str | None:
+    """What to tell a person whose texts reached the end of the context, if any did."""
+    cut = sum(text.ended == "limit" for text in texts)
+    if not cut:
+        return None
+    return f"{cut} of {len(texts)} texts stopped at {context_length} tokens, the most that this model can read"
+
+
+def _begin(
+    model: NLM,
+    tok: Tokenizer,
+    prompts: Sequence[str],
+    max_new_tokens: int,
+    stop: str | Sequence[str] | None,
+    seed: int | Sequence[int],
+) -> list[Text]:
+    """Check everything and encode the prompts."""
+    if isinstance(prompts, str):
+        raise UserError("prompts must be a list of texts, not one text: write [prompt]")
+    if tok.vocab_size != model.config.vocab_size:
+        raise UserError(f"the tokenizer has {tok.vocab_size} ids, the model {model.config.vocab_size}: not a pair")
+    if max_new_tokens < 1:
+        raise UserError(f"max_new_tokens must be 1 or more, not {max_new_tokens}")
+    seeds = [seed] * len(prompts) if isinstance(seed, int) else list(seed)
+    if len(seeds) != len(prompts):
+        raise UserError(f"there are {len(prompts)} prompts but {len(seeds)} seeds; give one seed, or one for each")
+    for number in seeds:
+        if not 0 <= number < 2**63:
+            raise UserError(f"a seed must be from 0 to 2^63 - 1, not {number}")
+    stops = [stop] if isinstance(stop, str) else list(stop or [])
+    if "" in stops:
+        raise UserError("a stop string must not be empty")
+    limit = model.config.context_length
+    texts = []
+    for prompt, number in zip(prompts, seeds, strict=True):
+        ids = tok.encode(prompt)
+        if not ids:
+            raise UserError("a prompt is empty; the model needs at least one character to go on from")
+        if len(ids) >= limit:
+            raise UserError(
+                f"a prompt has {len(ids)} tokens, but this model reads {limit} at most, what it writes included; "
+                f"shorten it to {limit - 1} or fewer"
+            )
+        encoded = [word.encode() for word in stops]
+        texts.append(Text(prompt, number, ids, encoded, _token_bytes=tok.token_bytes))
+    return texts

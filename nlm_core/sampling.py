@@ -1,0 +1,111 @@
+"""From logits to the next token.
+
+Sampling is Gumbel-max: the largest of logits / T + Gumbel noise is a draw from softmax(logits / T) (Gumbel 1954). The
+noise is a function of the text's seed and the token's position alone, so what is drawn depends neither on the batch nor
+on whatever was drawn before.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from nlm_core.errors import UserError
+from nlm_core.text import PIECE
+from nlm_core.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to choose the next token.
+
+    Attributes:
+        temperature: T; 0 takes the most likely token (greedy).
+        top_k: only the k most likely tokens can be drawn.
+        top_p: only the smallest set of tokens with at least this probability can be drawn (Holtzman et al. 2020).
+        repetition_penalty: logits of words already in the text are divided by this where positive and multiplied where
+            negative (Keskar et al. 2019). Tokens without a letter or digit are exempt: half of all tokens are spaces.
+
+    Raises:
+        UserError: a value is out of range.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise UserError(f"temperature must be 0 (greedy) or more, not {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k must be 1 or more, not {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise UserError(f"repetition_penalty must be above 0 (1 means none), not {self.repetition_penalty}")
+
+
+def gumbel_noise(seed: int, position: int, size: int) -> Float[np.ndarray, " size"]:
+    """The noise of one position of one text, in float64; NumPy guarantees that Philox's bits never change.
+
+    Args:
+        seed: of the text, from 0 to 2^63 - 1.
+        position: of the token to be drawn, counted from 0 at the text's start.
+        size: V.
+    """
+    bits = np.random.Philox(key=seed, counter=[0, 0, 0, position]).random_raw(size)
+    uniform = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53  # strictly between 0 and 1
+    return -np.log(-np.log(uniform))
+
+
+def words_of(tokenizer: Tokenizer) -> Bool[Tensor, " V"]:
+    """Which tokens hold a letter or a digit (a piece of a longer character counts as one)."""
+    letters = [
+        any(match.lastgroup == "word" for match in PIECE.finditer(token.decode("utf-8", errors="replace")))
+        for token in tokenizer.token_bytes
+    ]
+    return torch.tensor(letters)
+
+
+def penalise(
+    logits: Float[Tensor, "B V"], seen: Bool[Tensor, "B V"], repetition_penalty: float
+) -> Float[Tensor, "B V"]:
+    """Make the tokens that were seen less likely."""
+    lower = torch.where(logits > 0, logits / repetition_penalty, logits * repetition_penalty)
+    return torch.where(seen, lower, logits)
+
+
+def narrowed(logits: Float[Tensor, "B V"], top_k: int | None, top_p: float | None) -> Float[Tensor, "B V"]:
+    """Set the logits of all tokens outside the top k, then of those outside the nucleus p, to minus infinity."""
+    if top_k is not None and top_k < logits.shape[-1]:
+        smallest_kept = logits.topk(top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < smallest_kept, -math.inf)
+    if top_p is not None and top_p < 1:
+        order = logits.sort(dim=-1, descending=True, stable=True)
+        probabilities = order.values.softmax(dim=-1)
+        before = probabilities.cumsum(dim=-1) - probabilities
+        outside = (before >= top_p).scatter(-1, order.indices, before >= top_p)
+        logits = logits.masked_fill(outside, -math.inf)
+    return logits
+
+
+def choose(
+    logits: Float[Tensor, "B V"], sampling: Sampling, seeds: list[int], positions: list[int]
+) -> Int[Tensor, " B"]:
+    """Choose each row's next token.
+
+    Args:
+        logits: after any penalty.
+        sampling: how.
+        seeds: one for each row.
+        positions: of the tokens to be chosen.
+    """
+    if sampling.temperature == 0:
+        return logits.argmax(dim=-1)
+    logits = narrowed(logits.double() / sampling.temperature, sampling.top_k, sampling.top_p)
+    noise = [gumbel_noise(*key, logits.shape[-1]) for key in zip(seeds, positions, strict=True)]
+    return (logits + torch.from_numpy(np.stack(noise)).to(logits.device)).argmax(dim=-1)

@@ -47,7 +47,7 @@ def save_checkpoint(
     optimizer: dict[str, np.ndarray] | None = None,
     training: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a checkpoint folder, whole or not at all; one already there is replaced.
+    """Write a checkpoint folder, whole or not at all; a checkpoint already there is replaced, anything else never.
 
     Args:
         path: the folder.
@@ -57,17 +57,33 @@ def save_checkpoint(
         metrics: losses and the like, for people to read.
         optimizer: arrays that training needs to go on.
         training: numbers that training needs to go on.
+
+    Raises:
+        UserError: the folder holds something else, the tokenizer is not the model's, or a parameter is not finite.
     """
+    path = Path(path)
+    if dtype not in ("float16", "float32"):
+        raise UserError(f"parameters are saved as float16 or float32, not {dtype!r}")
+    if path.is_dir() and any(path.iterdir()):
+        try:
+            _read_config(path)
+        except UserError as error:
+            raise UserError(f"{error}; it stays as it is, save to another folder") from None
     if tokenizer.vocab_size != model.config.vocab_size:
         raise UserError(f"the tokenizer has {tokenizer.vocab_size} ids, the model {model.config.vocab_size}")
-    params = {name: value.detach().cpu().numpy().astype(dtype) for name, value in model.state_dict().items()}
+    # safetensors writes memory as it lies: a matrix must lie row by row.
+    with np.errstate(over="ignore"):
+        params = {
+            name: value.detach().cpu().numpy().astype(dtype, order="C") for name, value in model.state_dict().items()
+        }
     for name, value in params.items():
         if not np.isfinite(value).all():
             raise UserError(f"parameter {name} holds values that are not finite in {dtype}: nothing was written")
     with folder_written_whole(path) as folder:
-        safetensors.numpy.save_file(params, folder / WEIGHTS)
+        (folder / WEIGHTS).write_bytes(safetensors.numpy.save(params))
         if optimizer is not None:
-            safetensors.numpy.save_file(optimizer, folder / OPTIMIZER)
+            state = {name: np.asarray(value, order="C") for name, value in optimizer.items()}
+            (folder / OPTIMIZER).write_bytes(safetensors.numpy.save(state))
         tokenizer.save(folder / TOKENIZER)
         content = {
             "format": FORMAT,
@@ -78,7 +94,7 @@ def save_checkpoint(
             "files": {file.name: sha256_of(file) for file in sorted(folder.iterdir())},
         }
         write_json(folder / CONFIG, {**content, "sha256": _digest(content)})
-    return Path(path)
+    return path
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -88,13 +104,18 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise UserError(f"{shown(path)} is not a whole safetensors file ({error})") from None
 
 
-def _read_verified(folder: Path) -> dict[str, Any]:
-    """Read config.json and check every hash in it."""
+def _read_config(folder: Path) -> dict[str, Any]:
     if not (folder / CONFIG).is_file():
         raise UserError(f"{shown(folder)} is not an nlm checkpoint: it has no {CONFIG}")
     content = read_json(folder / CONFIG)
     if content.get("format") != FORMAT:
         raise UserError(f"{shown(folder / CONFIG)} does not belong to an nlm checkpoint ({FORMAT})")
+    return content
+
+
+def _read_verified(folder: Path) -> dict[str, Any]:
+    """Read config.json and check every hash in it."""
+    content = _read_config(folder)
     if content.get("sha256") != _digest(content):
         raise UserError(f"{shown(folder / CONFIG)} is damaged or was edited: its hash differs")
     for name, expected in content["files"].items():
@@ -174,5 +195,5 @@ def _newest(run: Path, say: Callable[[str], None]) -> dict[str, Any]:
         try:
             return load_checkpoint(folder)
         except UserError as error:
-            say(f"{error}; taking the checkpoint before it")
+            say(str(error) if folder == folders[0] else f"{error}; taking the checkpoint before it")
     raise UserError(f"all {len(folders)} checkpoints in {shown(run / STEPS)} are damaged")

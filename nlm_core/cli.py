@@ -1,7 +1,6 @@
 """The `nlm` command."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -43,6 +42,18 @@ def data_add(
 ) -> None:
     """Bring in local text files."""
     for target in add(files, split, name):
+        typer.echo(f"{shown(target)}: {target.stat().st_size:,} bytes")
+
+
+@data_app.command("download")
+def data_download(
+    name: Annotated[str, typer.Option(help="The corpus to make; its folder is data/NAME.")] = "tinystories",
+) -> None:
+    """Fetch TinyStories (1.9 GB) from the Hugging Face hub; run it again to go on after an interruption."""
+    from nlm_core.download import download
+    from nlm_core.files import shown
+
+    for target in download(name, progress=True):
         typer.echo(f"{shown(target)}: {target.stat().st_size:,} bytes")
 
 
@@ -189,19 +200,13 @@ def info(checkpoint: Checkpoint = None) -> None:
 def main() -> None:
     """Run the command; every foreseen error is one line and exit code 2."""
     try:
-        app()
+        app(prog_name="nlm")
     except UserError as error:
         _fail(str(error), 2)
-    except BrokenPipeError:
-        # Whoever read our output has seen enough, as `head` does; Python must not try to flush the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except Diverged as error:
         _fail(str(error), 1)
     except OSError as error:
         _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
 
 
 def _note(message: str) -> None:

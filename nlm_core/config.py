@@ -1,19 +1,22 @@
 """Every setting of a model and of a training run, with its presets and its checks."""
 
+import contextlib
 import dataclasses
 import json
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from nlm_core.errors import UserError
+
+KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
 
 
 class Config:
     """What the two kinds of settings share: strict reading from JSON and from `KEY=VALUE` words."""
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
+    def from_dict(cls, values: dict[str, Any]) -> "Config":
         """Build the settings from a dictionary.
 
         Raises:
@@ -26,9 +29,10 @@ class Config:
                 raise UserError(f"unknown setting {key!r}; {cls.__name__} has: {', '.join(fields)}")
             kind = fields[key].type
             if kind is float and type(value) is int:
-                value = float(value)
+                with contextlib.suppress(OverflowError):
+                    value = float(value)
             if type(value) is not kind:
-                raise UserError(f"{key} must be {kind.__name__}, not {value!r}")
+                raise UserError(f"{key} must be {KINDS[kind]}, not {value!r}")
             checked[key] = value
         return cls(**checked)
 
@@ -120,14 +124,15 @@ class TrainConfig(Config):
     def __post_init__(self) -> None:
         for name in ("warmup_steps", "weight_decay", "clip", "seed"):
             value = getattr(self, name)
-            self._require(math.isfinite(value) and value >= 0, f"{name} must be 0 or more, not {value}")
+            self._require(0 <= value < math.inf, f"{name} must be a finite number, 0 or more, not {value}")
+        self._require(self.seed < 1 << 63, f"seed must fit into 63 bits, which {self.seed} does not")
         for name in ("batch_size", "micro_batch_size", "log_every", "eval_every", "eval_tokens", "save_every"):
             value = getattr(self, name)
             self._require(value >= 1, f"{name} must be 1 or more, not {value}")
         for name in ("decay_fraction", "dropout", "beta1", "beta2", "momentum"):
             value = getattr(self, name)
             self._require(0 <= value < 1, f"{name} must be at least 0 and below 1, not {value}")
-        self._require(0 < self.lr < math.inf, f"lr must be above 0, not {self.lr}")
+        self._require(0 < self.lr < math.inf, f"lr must be a finite number above 0, not {self.lr}")
         for name, allowed in (
             ("optimizer", ("muon", "adamw")),
             ("precision", ("auto", "float32", "bfloat16")),
@@ -179,8 +184,10 @@ def preset(name: str, vocab_size: int, overrides: dict[str, Any]) -> tuple[Model
             known = ", ".join(sorted(model_keys | train_keys))
             raise UserError(f"{key!r} is not a setting that can be given here{hint}; there are: {known}")
         (model if key in model_keys else train)[key] = value
-    if "batch_size" in overrides and "micro_batch_size" not in overrides:
-        train["micro_batch_size"] = math.gcd(train["batch_size"], TrainConfig.micro_batch_size)
+    size = overrides.get("batch_size")
+    if type(size) is int and "micro_batch_size" not in overrides:
+        most = TrainConfig.micro_batch_size
+        train["micro_batch_size"] = next(part for part in range(most, 0, -1) if size % part == 0)
     return ModelConfig.from_dict({**model, "vocab_size": vocab_size}), TrainConfig.from_dict(train)
 
 
@@ -193,6 +200,6 @@ def parse_overrides(words: list[str]) -> dict[str, Any]:
             raise UserError(f"{word!r} is not of the form KEY=VALUE, as in lr=0.001")
         try:
             overrides[key] = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             overrides[key] = text
     return overrides

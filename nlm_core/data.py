@@ -8,6 +8,7 @@ The validation stories are split by a hash of each story: `choose` serves every 
 the figures that are published.
 """
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from nlm_core.files import (
     write_json,
     written_whole,
 )
-from nlm_core.text import SEPARATOR, blocks, is_for_reporting, stories
+from nlm_core.text import SEPARATOR, WHITESPACE, blocks, is_for_reporting, stories
 from nlm_core.tokenizer import Tokenizer
 
 SPLITS = ("train", "valid")
@@ -89,7 +90,7 @@ def add(files: list[Path], split: str, name: str) -> list[Path]:
     """Copy text files into a corpus, after checking all of them.
 
     Raises:
-        UserError: a file is missing, empty, not UTF-8, or another one of its name is already there.
+        UserError: a file is missing, empty, not UTF-8, not copyable, or another one of its name is already there.
     """
     if split not in SPLITS:
         raise UserError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
@@ -98,6 +99,10 @@ def add(files: list[Path], split: str, name: str) -> list[Path]:
     if len(set(targets)) < len(targets):
         raise UserError("two of the files have the same name; rename one of them")
     for file, target in zip(files, targets, strict=True):
+        if target.name.startswith(".") or not target.name.isprintable():
+            raise UserError(f"the name {target.name!r} is hidden or has unprintable characters in it; rename it")
+        if not readable_file(file).is_file():
+            raise UserError(f"{shown(file)} is not a file that can be copied; save its text to one first")
         for _ in blocks(file):
             pass
         if target.exists() and sha256_of(target) != sha256_of(file):
@@ -141,6 +146,14 @@ def _with_progress(files: list[Path], show: bool) -> Iterator[tuple[Path, Any]]:
             yield file, bar
 
 
+def _prepared_with(folder: Path) -> str | None:
+    """The hash of the tokenizer that made a prepared folder; None where its manifest is missing or damaged."""
+    try:
+        return str(read_json(folder / "manifest.json")["tokenizer"]["sha256"])
+    except (UserError, KeyError, TypeError):
+        return None
+
+
 def prepare(name: str, tokenizer: Tokenizer, replace: bool = False, progress: bool = False) -> dict[str, Any]:
     """Encode a corpus' text into memory maps and return the manifest.
 
@@ -156,28 +169,31 @@ def prepare(name: str, tokenizer: Tokenizer, replace: bool = False, progress: bo
         raise UserError(f"corpus {name!r} has no text; bring some with `nlm data add FILE --split train --name {name}`")
     target = folder / "prepared"
     if target.exists() and not replace:
-        before = read_json(target / "manifest.json")["tokenizer"]["sha256"]
-        if before != tokenizer.sha256:
+        before = _prepared_with(target)
+        if before is not None and before != tokenizer.sha256:
             raise UserError(
                 f"corpus {name!r} was prepared with another tokenizer ({before[:12]}, not {tokenizer.sha256[:12]}); "
                 f"use {shown(target / 'tokenizer.json')}, or --replace to encode everything anew"
             )
     every_file = [file for files in sources.values() for file in files]
     require_space(folder, 2 * sum(file.stat().st_size for file in every_file))
-    with folder_written_whole(target) as temporary:
+    with folder_written_whole(target) as temporary, contextlib.ExitStack() as stack:
         maps = {part: _Map(temporary / f"{part}.bin") for part in MAPS}
+        for part in MAPS:
+            stack.callback(maps[part].file.close)
         for file, bar in _with_progress(sources["train"], progress):
-            ends_in_separator = False
+            begun = False
             for block, ids in tokenizer.encode_blocks(blocks(file)):
                 maps["train"].write(ids, block)
+                _, separator, rest = block.rpartition(SEPARATOR)
                 maps["train"].stories += block.count(SEPARATOR)
-                ends_in_separator = block.rstrip().endswith(SEPARATOR)
+                begun = bool(rest.strip(WHITESPACE)) or (begun and not separator)
                 bar.update(len(block.encode()))
-            maps["train"].stories += not ends_in_separator
+            maps["train"].stories += begun
         for file, bar in _with_progress(sources["valid"], progress):
             for story in stories(blocks(file)):
                 half = maps["report" if is_for_reporting(story) else "choose"]
-                half.write(np.array(tokenizer.encode(story)), story)
+                half.write(np.array(tokenizer.encode(story), dtype=np.uint16), story)
                 half.stories += 1
                 bar.update(len(story.encode()))
         tokenizer.save(temporary / "tokenizer.json")
@@ -221,8 +237,12 @@ class Corpus:
         again = f"run `nlm data prepare --name {name}`"
         if not folder.exists():
             raise UserError(f"corpus {name!r} is not prepared; {again}")
-        manifest = read_json(folder / "manifest.json")
         try:
+            manifest = read_json(folder / "manifest.json")
+        except UserError as error:
+            raise UserError(f"{error}; {again}") from None
+        try:
+            tokenizer_sha256 = manifest["tokenizer"]["sha256"]
             for split in SPLITS:
                 before = {entry["name"]: entry["bytes"] for entry in manifest["files"][split]}
                 now = {file.name: file.stat().st_size for file in text_files(name, split)}
@@ -238,6 +258,6 @@ class Corpus:
         except (KeyError, TypeError):
             raise UserError(f"{shown(folder / 'manifest.json')} is not a manifest; {again}") from None
         tokenizer = Tokenizer.load(readable_file(folder / "tokenizer.json"))
-        if tokenizer.sha256 != manifest["tokenizer"]["sha256"]:
+        if tokenizer.sha256 != tokenizer_sha256:
             raise UserError(f"{shown(folder / 'tokenizer.json')} is not the tokenizer of these maps; {again}")
         return cls(manifest, tokenizer, **maps)

@@ -15,23 +15,23 @@ from nlm_core.errors import UserError
 def project_root() -> Path:
     """The folder that holds `checkpoints/`, `data/` and `runs/`.
 
-    It is $NLM_ROOT, else the working directory or the nearest of its parents that holds `checkpoints/`, else the
-    package's parent: so notebooks find it from `book/`, from the top, and from a copy of the book elsewhere.
+    It is $NLM_ROOT, else the working directory or the nearest of its parents that holds `checkpoints/` and is not the
+    folder of a training run, else the package's parent: so notebooks find it from `book/`, from the top, and from a
+    copy of the book elsewhere.
     """
     if root := os.environ.get("NLM_ROOT"):
         return Path(root)
     here = Path.cwd()
     for folder in (here, *here.parents):
-        if (folder / "checkpoints").is_dir():
+        if (folder / "checkpoints").is_dir() and not (folder / "config.json").exists():
             return folder
     return Path(__file__).resolve().parent.parent
 
 
 def shown(path: str | Path) -> str:
-    """A path as a person would type it: relative to the working directory where that is shorter."""
-    path = Path(path)
+    """A path as a person would type it: without the working directory."""
     with contextlib.suppress(ValueError):
-        return str(path.resolve().relative_to(Path.cwd())) or "."
+        return str((Path.cwd() / path).relative_to(Path.cwd()))
     return str(path)
 
 
@@ -71,6 +71,8 @@ def sync_folder(folder: Path) -> None:
 def written_whole(path: str | Path, mode: str = "wb") -> Iterator[IO[Any]]:
     """Open a temporary file beside `path` that takes its name only when the block ends without an error."""
     path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{shown(path)} is a folder; give the name of a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -99,7 +101,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     path = readable_file(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         raise UserError(f"{shown(path)} is not valid JSON") from None
     if not isinstance(value, dict):
         raise UserError(f"{shown(path)} does not hold a JSON object")
@@ -113,6 +115,8 @@ def folder_written_whole(path: str | Path) -> Iterator[Path]:
     A folder already there is replaced; it stays as it was if anything fails.
     """
     path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{shown(path)} is a file; give the name of a folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     old = path.with_name(f".{path.name}.{os.getpid()}.old")
@@ -124,12 +128,12 @@ def folder_written_whole(path: str | Path) -> Iterator[Path]:
             with open(file, "rb") as handle:
                 os.fsync(handle.fileno())
         sync_folder(temporary)
-        if path.exists():
-            path.replace(old)
         try:
+            if path.exists():
+                path.replace(old)
             temporary.replace(path)
-        except OSError:
-            if old.exists():
+        except BaseException:  # Ctrl-C too: between these two lines nothing has the name
+            if old.exists() and not path.exists():
                 old.replace(path)
             raise
         sync_folder(path.parent)

@@ -159,7 +159,6 @@ def generate(
         UserError: a prompt is empty or too long for the model, or a setting is out of range.
     """
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
-    prompts = list(prompts)
     _begin(model, tok, prompts, max_new_tokens, stop, seed)  # bad input anywhere is an error before any work
     texts: list[Text] = []
     for first in range(0, len(prompts), BATCH_SIZE):

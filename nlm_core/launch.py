@@ -31,7 +31,7 @@ def new_run(
         raise UserError(
             f"{shown(folder.path)} already holds a run; add --resume to go on with it, or give another --out"
         )
-    if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+    if not folder.unused():
         raise UserError(f"{shown(folder.path)} is there already and is not a run; give another --out")
     corpus = Corpus.open(name)
     model_config, config = preset(preset_name, corpus.tokenizer.vocab_size, overrides)

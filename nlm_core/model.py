@@ -5,7 +5,6 @@ Shapes: B batch, T sequence, S cached and new positions, C = d_model, H heads, D
 
 import math
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
@@ -168,7 +167,7 @@ class NLM(nn.Module):
                 nn.init.zeros_(module.bias)
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path | None = None) -> Self:
+    def from_checkpoint(cls, path: str | Path | None = None) -> "NLM":
         """Load a trained model, ready for use (float32, no dropout); without a path, as `load_checkpoint` does."""
         from nlm_core.checkpoint import load_checkpoint  # a checkpoint knows the model, not the other way round
 
@@ -176,7 +175,7 @@ class NLM(nn.Module):
         return cls.from_params(checkpoint["config"], checkpoint["params"])
 
     @classmethod
-    def from_params(cls, config: ModelConfig, params: dict[str, np.ndarray]) -> Self:
+    def from_params(cls, config: ModelConfig, params: dict[str, np.ndarray]) -> "NLM":
         """Make a model of arrays by name, as `load_checkpoint` returns them; ready for use (float32, no dropout)."""
         model = cls(config)
         model.load_state_dict({name: torch.from_numpy(value) for name, value in params.items()})

@@ -23,6 +23,7 @@ COLUMNS = [
     "tokens_per_second",
     "elapsed",
 ]
+LOCK = ".lock"
 KEPT = 2  # checkpoints: the newest, and one to fall back to
 
 
@@ -36,6 +37,14 @@ class RunFolder:
     def started(self) -> bool:
         return self.config_file.exists()
 
+    def unused(self) -> bool:
+        """Whether a new run may begin here: nothing is there, or what a run left that died before it had begun."""
+        if not self.path.exists():
+            return True
+        return self.path.is_dir() and all(
+            path.name == LOCK or (path.name.startswith(".") and path.suffix == ".tmp") for path in self.path.iterdir()
+        )
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder for this process alone; the lock goes with the process, however it ends.
@@ -44,7 +53,7 @@ class RunFolder:
             UserError: another process trains in this folder.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / ".lock", "w") as file:
+        with open(self.path / LOCK, "w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -10,7 +10,7 @@ from nlm_core.errors import UserError
 from nlm_core.files import readable_file, shown
 
 SEPARATOR = "<|endoftext|>"
-STORY_END = re.compile(r"(<\|endoftext\|>(?:\r\n|\r|\n)?)")
+STORY_END = re.compile(re.escape(SEPARATOR))
 
 # Explicit code points, since \s and \p{L} differ between regular-expression engines and Unicode versions.
 WHITESPACE = " \t\n\r\x0b\x0c"
@@ -64,19 +64,23 @@ def blocks(path: str | Path) -> Iterator[str]:
 
 
 def stories(text_blocks: Iterable[str]) -> Iterator[str]:
-    """Yield the stories of a text, each with its separator and the newline behind it.
+    """Yield the stories of a text, each with its separator and the whitespace behind it.
 
     The stories joined are the text. Text without any separator is one story. A separator has no whitespace in it, so no
-    block of `blocks` ends inside one.
+    block of `blocks` ends inside one; but the whitespace behind it may go on in the next block.
     """
-    begun: list[str] = []
+    story: list[str] = []
+    ended = False
     for block in text_blocks:
-        *whole, rest = STORY_END.split(block)
-        for body, end in zip(whole[::2], whole[1::2], strict=True):
-            yield "".join([*begun, body, end])
-            begun = []
-        begun.append(rest)
-    if last := "".join(begun):
+        *bodies, rest = block.split(SEPARATOR)
+        for segment in [*(body + SEPARATOR for body in bodies), rest]:
+            begins = segment.lstrip(WHITESPACE)
+            if ended and begins:
+                yield "".join(story) + segment[: len(segment) - len(begins)]
+                story, segment, ended = [], begins, False
+            story.append(segment)
+            ended = ended or segment.endswith(SEPARATOR)
+    if last := "".join(story):
         yield last
 
 

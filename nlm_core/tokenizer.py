@@ -10,7 +10,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Self
+from typing import SupportsIndex
 
 import numpy as np
 import tokenizers
@@ -78,7 +78,7 @@ class Tokenizer:
         return len(self.token_bytes)
 
     @classmethod
-    def train(cls, files: Iterable[str | Path], vocab_size: int = 4096) -> Self:
+    def train(cls, files: Iterable[str | Path], vocab_size: int = 4096) -> "Tokenizer":
         """Learn the merges from UTF-8 text files. The result does not depend on the number of threads.
 
         Raises:
@@ -104,7 +104,7 @@ class Tokenizer:
         return tokenizer
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls, path: str | Path) -> "Tokenizer":
         """Read a tokenizer that `save` wrote.
 
         Raises:
@@ -161,20 +161,18 @@ class Tokenizer:
         for _, ids in self.encode_blocks(blocks(path)):
             yield ids
 
-    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+    def decode_bytes(self, ids: Iterable[SupportsIndex]) -> bytes:
         """Return the exact bytes of some ids.
 
         Raises:
             UserError: an id is outside the vocabulary.
         """
-        ids = [int(token) for token in ids]
+        ids, size = [int(token) for token in ids], self.vocab_size
         for token in ids:
-            if not 0 <= token < self.vocab_size:
-                raise UserError(
-                    f"token id {token} is outside the vocabulary of {self.vocab_size} (0 to {self.vocab_size - 1})"
-                )
+            if not 0 <= token < size:
+                raise UserError(f"token id {token} is outside the vocabulary of {size} (0 to {size - 1})")
         return b"".join(self.token_bytes[token] for token in ids)
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Return the text of some ids; bytes that are not whole UTF-8 characters become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")

@@ -4,13 +4,15 @@ That holds on one machine with one number of threads, because each step depends 
 optimizers' state, and (seed, step): the batch, the dropout masks and the learning rate are functions of those.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import math
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -181,14 +183,24 @@ class Trainer:
             if self.total is not None and self.step > self.total:
                 raise UserError(f"the run has done {self.step:,} steps already, more than the {self.total:,} asked for")
             self.folder.write_config(self._describe_run())
-            self.folder.cut_log(self.step)
-            handlers = {name: signal.signal(name, self._on_signal) for name in (signal.SIGINT, signal.SIGTERM)}
-            try:
+            # Losses not yet reported mean that a line for this very step would be written again.
+            self.folder.cut_log(self.step - 1 if self.loss_count else self.step)
+            with self._listening():
                 self._loop()
-            finally:
-                for name, handler in handlers.items():
-                    signal.signal(name, handler)
         return self.folder.step_folder(self.step)
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Let Ctrl-C and SIGTERM ask for a stop (Python allows that in the main thread only)."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handlers = {name: signal.signal(name, self._on_signal) for name in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for name, handler in handlers.items():
+                signal.signal(name, handler)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if self.stop_signal is not None:
@@ -197,39 +209,66 @@ class Trainer:
 
     def _loop(self) -> None:
         self.model.train()
-        started = time.monotonic() - self.elapsed
-        speed_from: tuple[int, float] | None = None
-        first_step, log_time, log_step = self.step, self.elapsed, self.step
+        self._started = time.monotonic() - self.elapsed
+        first_step, speed_from = self.step, None
+        self._reported_at = (self.step, self.elapsed)
         with tqdm(
             total=self.total, initial=self.step, unit="step", disable=None if self.progress else True, file=sys.stderr
         ) as bar:
-            while self.total is None or self.step < self.total:
-                loss = self._train_step()
-                self.step += 1
-                self.elapsed = time.monotonic() - started
-                self.loss_sum += loss
+            while True:
+                if self.loss_count and self._report_is_due():
+                    self._report(bar)
+                leave = self.stop_signal is not None or self.step == self.total
+                if self.step > first_step and (leave or self.step % self.config.save_every == 0):
+                    self._save()
+                if leave:
+                    return
+                self.loss_sum += self._train_step()
                 self.loss_count += 1
+                self.step += 1
+                self._tick()
+                bar.update()
                 if self.total is None:
                     # The first steps are slower than the rest: caches are cold, and blocks may be compiled.
-                    if self.step >= first_step + 3 and speed_from is None:
+                    if speed_from is None and self.step >= first_step + 3:
                         speed_from = (self.step, self.elapsed)
                     self._fix_total(first_step, speed_from)
                     bar.total = self.total
-                last = self.step == self.total or self.stop_signal is not None
-                evaluate = self.step % self.config.eval_every == 0 or self.step == self.total
-                if evaluate or self.step % self.config.log_every == 0:
-                    row = self._log_row(speed=(self.step - log_step) / max(self.elapsed - log_time, 1e-9))
-                    row |= self._evaluate() if evaluate and self.stop_signal is None else {}
-                    self.folder.log(**row)
-                    self.loss_sum, self.loss_count = 0.0, 0
-                    self.elapsed = time.monotonic() - started
-                    log_time, log_step = self.elapsed, self.step
-                    bar.set_postfix_str(f"loss {row['loss']}, {float(row['tokens_per_second']):,.0f} tokens/s")
-                if last or self.step % self.config.save_every == 0:
-                    self._save()
-                bar.update()
-                if self.stop_signal is not None:
-                    return
+
+    def _tick(self) -> None:
+        self.elapsed = time.monotonic() - self._started
+
+    def _evaluation_is_due(self) -> bool:
+        return self.step % self.config.eval_every == 0 or self.step == self.total
+
+    def _report_is_due(self) -> bool:
+        return self.step % self.config.log_every == 0 or self._evaluation_is_due()
+
+    def _report(self, bar: tqdm) -> None:
+        """Write a line of the log; a signal that comes while evaluating leaves it to the resumed run."""
+        steps, seconds = self.step - self._reported_at[0], self.elapsed - self._reported_at[1]
+        speed = steps * self.tokens_per_step / seconds if seconds > 0 else math.nan
+        losses = {"validation_loss": "", "bits_per_byte": ""}
+        if self._evaluation_is_due() and len(self.corpus.choose) >= 2:
+            metrics = self._evaluate()
+            self._tick()
+            if metrics is None:
+                return
+            self.metrics = metrics
+            losses = {key: f"{metrics[key]:.5f}" for key in losses}
+        loss = self.loss_sum / self.loss_count
+        self.folder.log(
+            step=self.step,
+            tokens=self.step * self.tokens_per_step,
+            loss=f"{loss:.5f}",
+            **losses,
+            learning_rate=f"{learning_rate(self.config, self.step - 1, self.total):.6g}",
+            tokens_per_second="" if math.isnan(speed) else f"{speed:.1f}",
+            elapsed=f"{self.elapsed:.1f}",
+        )
+        self.loss_sum, self.loss_count = 0.0, 0
+        self._reported_at = (self.step, self.elapsed)
+        bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s")
 
     def _train_step(self) -> float:
         """One update of the weights; returns the mean loss of the batch in nats per token."""
@@ -269,32 +308,23 @@ class Trainer:
         self.folder.write_config(self._describe_run())
         self.say(f"{self.budget.amount:g} minutes are {self.total:,} steps at {per_step:.3g} seconds a step")
 
-    def _log_row(self, speed: float) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "tokens": self.step * self.tokens_per_step,
-            "loss": f"{self.loss_sum / self.loss_count:.5f}",
-            "validation_loss": "",
-            "bits_per_byte": "",
-            "learning_rate": f"{learning_rate(self.config, self.step - 1, self.total):.6g}",
-            "tokens_per_second": f"{speed * self.tokens_per_step:.1f}",
-            "elapsed": f"{self.elapsed:.1f}",
-        }
-
-    def _evaluate(self) -> dict[str, str]:
-        """Score the first `eval_tokens` of the choosing half."""
+    def _evaluate(self) -> dict[str, Any] | None:
+        """Score the first `eval_tokens` of the choosing half; None if a signal asks to stop meanwhile."""
         ids = np.asarray(self.corpus.choose[: self.config.eval_tokens + 1])
-        if len(ids) < 2:
-            return {}
-        nats = float(stream_nats(self.model, ids, self.config.micro_batch_size, self.config.precision).sum())
+        at_once = self.config.micro_batch_size * self.model.config.context_length
+        nats = 0.0
+        for start in range(0, len(ids) - 1, at_once):
+            part = ids[start : start + at_once + 1]
+            nats += float(stream_nats(self.model, part, self.config.micro_batch_size, self.config.precision).sum())
+            if self.stop_signal is not None:
+                return None
         target_bytes = len(self.corpus.tokenizer.decode_bytes(ids[1:]))
-        self.metrics = {
+        return {
             "validation_loss": round(nats / (len(ids) - 1), 5),
             "bits_per_byte": round(bits_per_byte(nats, target_bytes), 5),
             "validation_tokens": len(ids) - 1,
             "validation_step": self.step,
         }
-        return {key: f"{self.metrics[key]:.5f}" for key in ("validation_loss", "bits_per_byte")}
 
 
 def _mix(*numbers: int) -> int:

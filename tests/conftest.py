@@ -1,16 +1,27 @@
 """What all tests share: one thread, a folder of their own, and tiny stand-ins for the real things."""
 
+import itertools
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from nlm_core.config import ModelConfig
+from nlm_core.data import Corpus, add, prepare
 from nlm_core.model import NLM
+from nlm_core.text import blocks, stories
 from nlm_core.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 STORIES = ROOT / "data" / "stories.txt"
+
+# The same examples on every machine, and no database of failures beside the tests; a busy machine is not a failure.
+settings.register_profile("nlm", derandomize=True, database=None, deadline=None)
+settings.load_profile("nlm")
+
+# Everything here is tiny: a second thread would only wait for the first.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +34,11 @@ def own_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
+def stories_file() -> Path:
+    return STORIES
+
+
+@pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     return Tokenizer.train([STORIES], vocab_size=512)
 
@@ -31,3 +47,15 @@ def tokenizer() -> Tokenizer:
 def tiny_model() -> NLM:
     torch.manual_seed(0)
     return NLM(ModelConfig(vocab_size=512, context_length=32, d_model=16, n_layers=2, n_heads=2)).eval()
+
+
+@pytest.fixture
+def corpus(own_root: Path, tokenizer: Tokenizer) -> Corpus:
+    """A prepared corpus "stories" of 60 stories to learn from and 20 to judge by."""
+    text = list(itertools.islice(stories(blocks(STORIES)), 80))
+    for split, part in (("train", text[:60]), ("valid", text[60:])):
+        source = own_root / f"{split}.txt"
+        source.write_text("".join(part))
+        add([source], split, "stories")
+    prepare("stories", tokenizer)
+    return Corpus.open("stories")

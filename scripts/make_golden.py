@@ -36,8 +36,8 @@ CARD = """# The golden checkpoint
 A tiny model for exact tests: {parameters:,} parameters, trained for {steps} steps on `data/stories.txt` by
 `scripts/make_golden.py`. It is no use for anything else; its stories are babble.
 
-`expected.json` holds its losses on the first {scored} of those stories and its greedy texts, computed in float64 from the
-float16 weights beside it. `tests/test_golden.py` computes them again.
+`expected.json` holds its losses on the first {scored} of those stories and its greedy texts, computed in float64 from
+the float16 weights beside it. `tests/test_golden.py` computes them again.
 """
 
 

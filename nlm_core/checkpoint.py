@@ -47,7 +47,9 @@ def save_checkpoint(
     optimizer: dict[str, np.ndarray] | None = None,
     training: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a checkpoint folder, whole or not at all; a checkpoint already there is replaced, anything else never.
+    """Write a checkpoint folder, whole or not at all.
+
+    A checkpoint already there is replaced, with all that its folder holds; a folder of anything else never is.
 
     Args:
         path: the folder.
@@ -108,6 +110,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not (folder / CONFIG).is_file():
         raise UserError(f"{shown(folder)} is not an nlm checkpoint: it has no {CONFIG}")
     content = read_json(folder / CONFIG)
+    if "budget" in content:
+        raise UserError(f"the run {shown(folder)} has no checkpoint yet")
     if content.get("format") != FORMAT:
         raise UserError(f"{shown(folder / CONFIG)} does not belong to an nlm checkpoint ({FORMAT})")
     return content

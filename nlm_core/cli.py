@@ -8,18 +8,18 @@ from typing import Annotated
 import typer
 
 from nlm_core.checkpoint import TOKENIZER, default_checkpoint, load_checkpoint
-from nlm_core.config import parse_overrides
+from nlm_core.config import Budget, parse_overrides
 from nlm_core.data import add, prepare, the_corpus
 from nlm_core.errors import Diverged, UserError
 from nlm_core.files import shown
-from nlm_core.generate import BATCH_SIZE, limit_message, write
+from nlm_core.generate import begin, limit_message, write
 from nlm_core.launch import new_run, resume_run
 from nlm_core.model import NLM
-from nlm_core.report import info_table, loss_table, text_to_score
 from nlm_core.sampling import Sampling
 from nlm_core.score import score
+from nlm_core.source import text_to_score
+from nlm_core.tables import info_table, loss_table
 from nlm_core.tokenizer import Tokenizer
-from nlm_core.train import Budget
 
 app = typer.Typer(
     help="Build, train and doubt a small language model.",
@@ -112,7 +112,7 @@ def train(
         f"{sum(p.numel() for p in trainer.model.parameters()):,} parameters, {trainer.config.precision} on "
         f"{trainer.device}, into {shown(trainer.folder.path)}"
     )
-    last = trainer.run(resume)
+    last = trainer.run()
     if trainer.stop_signal is not None:
         typer.echo(
             f"stopped after step {trainer.step:,}; go on with: nlm train --resume --out {shown(trainer.folder.path)}"
@@ -168,27 +168,23 @@ def generate(
     loaded = load_checkpoint(checkpoint, _note)
     model = NLM.from_params(loaded["config"], loaded["params"])
     sys.stdout.reconfigure(errors="replace")
-    for first in range(0, n, BATCH_SIZE):
-        seeds = list(range(seed + first, seed + min(first + BATCH_SIZE, n)))
-        prompts = [prompt] * len(seeds)
-        shown_row, shown_characters = 0, 0
-        for texts in write(
-            model, loaded["tokenizer"], prompts, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, seed=seeds
-        ):
-            # All are written at once; one is shown live, and those after it wait for their turn.
-            while shown_row < len(texts):
-                text = texts[shown_row]
-                if n > 1 and shown_characters == 0:
-                    typer.echo(f"--- seed {text.seed}")
-                typer.echo(text.settled[shown_characters:], nl=False)
-                sys.stdout.flush()
-                shown_characters = len(text.settled)
-                if not text.ended:
-                    break
-                typer.echo()
-                shown_row, shown_characters = shown_row + 1, 0
-        if message := limit_message(texts, model.config.context_length):
-            _note(message)
+    texts = begin(model, loaded["tokenizer"], [prompt] * n, range(seed, seed + n), stop)
+    row = shown_characters = 0
+    for _ in write(model, loaded["tokenizer"], texts, max_new_tokens, sampling):
+        # Many are written at once; one is shown live, and those after it wait for their turn.
+        while row < len(texts):
+            text = texts[row]
+            if n > 1 and shown_characters == 0:
+                typer.echo(f"--- seed {text.seed}")
+            typer.echo(text.settled[shown_characters:], nl=False)
+            sys.stdout.flush()
+            shown_characters = len(text.settled)
+            if not text.ended:
+                break
+            typer.echo()
+            row, shown_characters = row + 1, 0
+    if message := limit_message(texts, model.config.context_length):
+        _note(message)
 
 
 @app.command()

@@ -147,28 +147,50 @@ class TrainConfig(Config):
 
 
 @dataclass(frozen=True)
+class Budget:
+    """How long to train: a number of "steps", "tokens" or "minutes"."""
+
+    unit: str
+    amount: float
+
+    def __post_init__(self) -> None:
+        if self.unit not in ("steps", "tokens", "minutes"):
+            raise UserError(f"a budget is in steps, tokens or minutes, not in {self.unit!r}")
+        if not (math.isfinite(self.amount) and self.amount > 0):
+            raise UserError(f"--{self.unit} must be above 0, not {self.amount:g}")
+
+    def steps(self, tokens_per_step: int) -> int | None:
+        """The budget in steps; None where that depends on the machine's speed."""
+        if self.unit == "minutes":
+            return None
+        return math.ceil(self.amount / (tokens_per_step if self.unit == "tokens" else 1))
+
+
+@dataclass(frozen=True)
 class Preset:
     """A named choice of settings: what differs from the defaults, and how long to train unless told otherwise."""
 
     model: dict[str, Any]
     train: dict[str, Any]
-    budget: tuple[str, float]
+    budget: Budget
 
 
 PRESETS = {
     # The book's model: 10,657,280 parameters with a vocabulary of 4096.
-    "nlm": Preset({}, {}, ("tokens", 7_000_000)),
+    "nlm": Preset({}, {}, Budget("tokens", 7_000_000)),
     # A minute or two on a laptop: enough to see words and names appear.
     "tiny": Preset(
         {"context_length": 128, "d_model": 64, "n_layers": 2, "n_heads": 4},
         {"warmup_steps": 20, "eval_every": 100, "save_every": 100},
-        ("steps", 1000),
+        Budget("steps", 1000),
     ),
 }
 
 
 def preset(name: str, vocab_size: int, overrides: dict[str, Any]) -> tuple[ModelConfig, TrainConfig]:
     """Return a preset's two configurations, with `overrides` of either applied.
+
+    Where only the batch size is overridden, the micro-batches become the largest of at most the usual size that fit.
 
     Raises:
         UserError: the preset or an override's key is unknown, or a value is not allowed.

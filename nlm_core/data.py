@@ -1,7 +1,7 @@
 """From text files to memory maps of token ids: a corpus is a folder `data/NAME` with its text and what was made of it.
 
-    data/NAME/train/*.txt       text to learn from
-    data/NAME/valid/*.txt       text to judge by
+    data/NAME/train/            text files to learn from
+    data/NAME/valid/            text files to judge by
     data/NAME/prepared/         train.bin, choose.bin, report.bin (uint16 ids), tokenizer.json, manifest.json
 
 The validation stories are split by a hash of each story: `choose` serves every choice (recipe, stopping), `report` only
@@ -49,7 +49,8 @@ def corpus_folder(name: str) -> Path:
 
 def corpus_names() -> list[str]:
     folder = project_root() / "data"
-    return sorted(path.name for path in folder.glob("*/") if any((path / split).is_dir() for split in SPLITS))
+    folders = [path.name for path in folder.glob("*/") if not path.name.startswith(".")]
+    return sorted(name for name in folders if any(text_files(name, split) for split in SPLITS))
 
 
 def the_corpus(name: str | None) -> str:
@@ -157,10 +158,11 @@ def _prepared_with(folder: Path) -> str | None:
 def prepare(name: str, tokenizer: Tokenizer, replace: bool = False, progress: bool = False) -> dict[str, Any]:
     """Encode a corpus' text into memory maps and return the manifest.
 
-    Text streams through in blocks, so memory stays flat however large the files are.
+    Training text streams through in blocks, so memory stays flat however large the files are; validation text is read
+    story by story, and text without separators is one story.
 
     Raises:
-        UserError: the corpus has no training or validation text, was prepared with another tokenizer (unless
+        UserError: the corpus has neither training nor validation text, was prepared with another tokenizer (unless
             `replace`), or the disk is too full.
     """
     folder = corpus_folder(name)

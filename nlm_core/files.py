@@ -1,6 +1,7 @@
 """Where the project's files lie, and how to write one so that nobody ever sees half of it."""
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -67,6 +68,25 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def _hidden_name(path: Path, ending: str) -> Path:
+    """Where this process works on `path`; what killed processes left there is removed."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.{ending}"):
+        owner = leftover.name.split(".")[-2]
+        if owner.isdigit() and not _is_alive(int(owner)):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+    return path.with_name(f".{path.name}.{os.getpid()}.{ending}")
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's
+    return True
+
+
 @contextlib.contextmanager
 def written_whole(path: str | Path, mode: str = "wb") -> Iterator[IO[Any]]:
     """Open a temporary file beside `path` that takes its name only when the block ends without an error."""
@@ -74,7 +94,7 @@ def written_whole(path: str | Path, mode: str = "wb") -> Iterator[IO[Any]]:
     if path.is_dir():
         raise UserError(f"{shown(path)} is a folder; give the name of a file")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _hidden_name(path, "tmp")
     try:
         with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
@@ -112,14 +132,14 @@ def read_json(path: str | Path) -> dict[str, Any]:
 def folder_written_whole(path: str | Path) -> Iterator[Path]:
     """Yield a temporary folder that takes the name `path` only when the block ends without an error.
 
-    A folder already there is replaced; it stays as it was if anything fails.
+    A folder already there is replaced; it stays as it was if anything fails. (A process that is killed between the two
+    renames leaves neither; the runs of `nlm_core.train` therefore write each checkpoint under a name of its own.)
     """
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise UserError(f"{shown(path)} is a file; give the name of a folder")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    old = path.with_name(f".{path.name}.{os.getpid()}.old")
+    temporary, old = _hidden_name(path, "tmp"), _hidden_name(path, "old")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
@@ -139,4 +159,5 @@ def folder_written_whole(path: str | Path) -> Iterator[Path]:
         sync_folder(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+        if path.exists():  # else the old folder is all there is
+            shutil.rmtree(old, ignore_errors=True)

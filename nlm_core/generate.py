@@ -1,9 +1,11 @@
 """Writing stories: many texts at once, each as if it were alone."""
 
 import codecs
+import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import SupportsIndex
 
 import torch
 
@@ -21,6 +23,8 @@ class Text:
 
     Attributes:
         prompt: what it begins with.
+        seed: of its noise.
+        stops: strings, as bytes, that end it.
         ids: of the prompt and of all that was written.
         written: the bytes behind the prompt, up to a stop string if one was met.
         ended: why it ended: "length" (max_new_tokens), "stop" (a stop string), "limit" (the model's context); or None.
@@ -29,15 +33,13 @@ class Text:
     prompt: str
     seed: int
     ids: list[int]
-    stops: list[bytes]
+    stops: list[bytes] = field(default_factory=list)
     written: bytes = b""
     new_tokens: int = 0
     ended: str | None = None
-    _token_bytes: list[bytes] = field(default_factory=list, repr=False)
 
-    def add(self, token: int, max_new_tokens: int, context_length: int) -> None:
-        """Append a token and see whether the text has ended."""
-        piece = self._token_bytes[token]
+    def add(self, token: int, piece: bytes, max_new_tokens: int, context_length: int) -> None:
+        """Append a token, which stands for the bytes `piece`, and see whether the text has ended."""
         self.ids.append(token)
         self.new_tokens += 1
         longest_stop = max(map(len, self.stops), default=0)
@@ -72,132 +74,19 @@ class Text:
         return self.prompt + codecs.getincrementaldecoder("utf-8")("replace").decode(sure)
 
 
-def write(
+def begin(
     model: NLM,
     tok: Tokenizer,
     prompts: Sequence[str],
-    *,
-    max_new_tokens: int = 200,
-    sampling: Sampling | None = None,
+    seed: SupportsIndex | Sequence[SupportsIndex] = 0,
     stop: str | Sequence[str] | None = None,
-    seed: int | Sequence[int] = 0,
-) -> Iterator[list[Text]]:
-    """Write one text for each prompt, all in one batch, and yield them after every token; see `generate`."""
-    sampling = sampling or Sampling()
-    texts = _begin(model, tok, prompts, max_new_tokens, stop, seed)
-    if not texts:
-        return
-    device, context_length = model.token_emb.device, model.config.context_length
-    words = words_of(tok).to(device)
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            cache = KVCache(model, len(texts))
-            lengths = torch.tensor([len(text.ids) for text in texts], device=device)
-            padded = torch.zeros(len(texts), int(lengths.max()), dtype=torch.long, device=device)
-            for row, text in enumerate(texts):
-                padded[row, : len(text.ids)] = torch.tensor(text.ids)
-            rows = torch.arange(len(texts), device=device)
-            last = model.read(padded, cache)[rows, lengths - 1]  # (B, C)
-            cache.lengths = lengths
-            alive = list(texts)
-            while alive:
-                logits = model.unembed(last)  # (B, V)
-                if sampling.repetition_penalty != 1:
-                    seen = torch.zeros_like(logits, dtype=torch.bool)
-                    for row, text in enumerate(alive):
-                        seen[row, text.ids] = True
-                    logits = penalise(logits, seen & words, sampling.repetition_penalty)
-                tokens = choose(logits, sampling, [text.seed for text in alive], [len(text.ids) for text in alive])
-                for text, token in zip(alive, tokens.tolist(), strict=True):
-                    text.add(token, max_new_tokens, context_length)
-                yield texts
-                going_on = torch.tensor([row for row, text in enumerate(alive) if not text.ended], device=device)
-                if 0 < len(going_on) < len(alive):
-                    cache.keep(going_on)
-                    tokens = tokens[going_on]
-                alive = [text for text in alive if not text.ended]
-                if alive:
-                    last = model.read(tokens[:, None], cache)[:, 0]
-                    cache.lengths = cache.lengths + 1
-    finally:
-        model.train(was_training)
-
-
-def generate(
-    model: NLM,
-    tok: Tokenizer,
-    prompts: Sequence[str],
-    max_new_tokens: int = 200,
-    temperature: float = 0.8,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    repetition_penalty: float = 1.0,
-    stop: str | Sequence[str] | None = None,
-    seed: int | Sequence[int] = 0,
-) -> list[str]:
-    """Write one text for each prompt.
-
-    A text depends on the weights, its prompt, its seed and the settings: not on the other prompts, its place among
-    them, or the number of threads (exactly so in float64; in float32, rounding flips a choice about 5 times in 10
-    million tokens).
-
-    Args:
-        model: a model.
-        tok: its tokenizer.
-        prompts: how the texts begin; not empty.
-        max_new_tokens: the most tokens to write for each.
-        temperature, top_k, top_p, repetition_penalty: see `nlm_core.sampling.Sampling`.
-        stop: a string or strings; a text ends before the first that it writes.
-        seed: one for all prompts, or one for each. Two texts with the same prompt and seed are the same.
-
-    Returns:
-        The texts, each with its prompt. A warning says so if any reached the model's limit before `max_new_tokens`.
-
-    Raises:
-        UserError: a prompt is empty or too long for the model, or a setting is out of range.
-    """
-    sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
-    _begin(model, tok, prompts, max_new_tokens, stop, seed)  # bad input anywhere is an error before any work
-    texts: list[Text] = []
-    for first in range(0, len(prompts), BATCH_SIZE):
-        part = slice(first, first + BATCH_SIZE)
-        seeds = seed if isinstance(seed, int) else seed[part]
-        for written in write(
-            model, tok, prompts[part], max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, seed=seeds
-        ):
-            last = written
-        texts += last
-    if message := limit_message(texts, model.config.context_length):
-        warnings.warn(message, stacklevel=2)
-    return [text.text for text in texts]
-
-
-def limit_message(texts: Sequence[Text], context_length: int) -> str | None:
-    """What to tell a person whose texts reached the end of the context, if any did."""
-    cut = sum(text.ended == "limit" for text in texts)
-    if not cut:
-        return None
-    return f"{cut} of {len(texts)} texts stopped at {context_length} tokens, the most that this model can read"
-
-
-def _begin(
-    model: NLM,
-    tok: Tokenizer,
-    prompts: Sequence[str],
-    max_new_tokens: int,
-    stop: str | Sequence[str] | None,
-    seed: int | Sequence[int],
 ) -> list[Text]:
-    """Check everything and encode the prompts."""
+    """Check the prompts, encode them, and return texts for `write` to go on with; for the rest see `generate`."""
     if isinstance(prompts, str):
         raise UserError("prompts must be a list of texts, not one text: write [prompt]")
     if tok.vocab_size != model.config.vocab_size:
         raise UserError(f"the tokenizer has {tok.vocab_size} ids, the model {model.config.vocab_size}: not a pair")
-    if max_new_tokens < 1:
-        raise UserError(f"max_new_tokens must be 1 or more, not {max_new_tokens}")
-    seeds = [seed] * len(prompts) if isinstance(seed, int) else list(seed)
+    seeds = [operator.index(number) for number in (seed if isinstance(seed, Sequence) else [seed] * len(prompts))]
     if len(seeds) != len(prompts):
         raise UserError(f"there are {len(prompts)} prompts but {len(seeds)} seeds; give one seed, or one for each")
     for number in seeds:
@@ -217,6 +106,103 @@ def _begin(
                 f"a prompt has {len(ids)} tokens, but this model reads {limit} at most, what it writes included; "
                 f"shorten it to {limit - 1} or fewer"
             )
-        encoded = [word.encode() for word in stops]
-        texts.append(Text(prompt, number, ids, encoded, _token_bytes=tok.token_bytes))
+        texts.append(Text(prompt, number, ids, [word.encode() for word in stops]))
     return texts
+
+
+def write(
+    model: NLM, tok: Tokenizer, texts: Sequence[Text], max_new_tokens: int = 200, sampling: Sampling | None = None
+) -> Iterator[None]:
+    """Write all texts, `BATCH_SIZE` at a time; yields after every token, so that a caller can show what there is."""
+    if max_new_tokens < 1:
+        raise UserError(f"max_new_tokens must be 1 or more, not {max_new_tokens}")
+    for first in range(0, len(texts), BATCH_SIZE):
+        yield from _write_batch(model, tok, texts[first : first + BATCH_SIZE], max_new_tokens, sampling or Sampling())
+
+
+def _write_batch(
+    model: NLM, tok: Tokenizer, texts: Sequence[Text], max_new_tokens: int, sampling: Sampling
+) -> Iterator[None]:
+    device, context_length = model.token_emb.device, model.config.context_length
+    words = words_of(tok).to(device) if sampling.repetition_penalty != 1 else None
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            cache = KVCache(model, len(texts))
+            lengths = torch.tensor([len(text.ids) for text in texts], device=device)
+            padded = torch.zeros(len(texts), int(lengths.max()), dtype=torch.long, device=device)
+            for row, text in enumerate(texts):
+                padded[row, : len(text.ids)] = torch.tensor(text.ids)
+            rows = torch.arange(len(texts), device=device)
+            last = model.read(padded, cache)[rows, lengths - 1]  # (B, C)
+            cache.lengths = lengths
+            alive = list(texts)
+            while alive:
+                logits = model.unembed(last)  # (B, V)
+                if words is not None:
+                    seen = torch.zeros_like(logits, dtype=torch.bool)
+                    for row, text in enumerate(alive):
+                        seen[row, text.ids] = True
+                    logits = penalise(logits, seen & words, sampling.repetition_penalty)
+                tokens = choose(logits, sampling, [text.seed for text in alive], [len(text.ids) for text in alive])
+                for text, token in zip(alive, tokens.tolist(), strict=True):
+                    text.add(token, tok.token_bytes[token], max_new_tokens, context_length)
+                yield
+                going_on = torch.tensor([row for row, text in enumerate(alive) if not text.ended], dtype=torch.long)
+                if 0 < len(going_on) < len(alive):
+                    cache.keep(going_on.to(device))
+                alive = [text for text in alive if not text.ended]
+                if alive:
+                    last = model.read(tokens[going_on, None].to(device), cache)[:, 0]
+                    cache.lengths = cache.lengths + 1
+    finally:
+        model.train(was_training)
+
+
+def generate(
+    model: NLM,
+    tok: Tokenizer,
+    prompts: Sequence[str],
+    max_new_tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    stop: str | Sequence[str] | None = None,
+    seed: SupportsIndex | Sequence[SupportsIndex] = 0,
+) -> list[str]:
+    """Write one text for each prompt.
+
+    A text depends on the weights, its prompt, its seed and the settings: not on the other prompts, its place among
+    them, or the number of threads. In float64 that is exact; in float32, rounding can flip a choice, rarely.
+
+    Args:
+        model: a model.
+        tok: its tokenizer.
+        prompts: how the texts begin; not empty.
+        max_new_tokens: the most tokens to write for each.
+        temperature, top_k, top_p, repetition_penalty: see `nlm_core.sampling.Sampling`.
+        stop: a string or strings; a text ends before the first that it writes.
+        seed: one for all prompts, or one for each. Two texts with the same prompt and seed are the same.
+
+    Returns:
+        The texts, each with its prompt. A warning says so if any reached the model's limit before `max_new_tokens`.
+
+    Raises:
+        UserError: a prompt is empty or too long for the model, or a setting is out of range.
+    """
+    texts = begin(model, tok, prompts, seed, stop)
+    for _ in write(model, tok, texts, max_new_tokens, Sampling(temperature, top_k, top_p, repetition_penalty)):
+        pass
+    if message := limit_message(texts, model.config.context_length):
+        warnings.warn(message, stacklevel=2)
+    return [text.text for text in texts]
+
+
+def limit_message(texts: Sequence[Text], context_length: int) -> str | None:
+    """What to tell a person whose texts reached the end of the context, if any did."""
+    cut = sum(text.ended == "limit" for text in texts)
+    if not cut:
+        return None
+    return f"{cut} of {len(texts)} texts stopped at {context_length} tokens, the most that this model can read"

@@ -28,8 +28,9 @@ def fast_bfloat16(device: torch.device) -> bool:
     """Whether the device multiplies bfloat16 matrices in hardware; without that it is slower than float32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type == "cpu" and platform.machine() in ("x86_64", "AMD64"):
-        return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    if device.type == "cpu":
+        capabilities = torch.cpu.get_capabilities()
+        return any(capabilities.get(name, False) for name in ("amx_bf16", "avx512_bf16"))
     return False
 
 

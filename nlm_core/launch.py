@@ -4,12 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nlm_core.config import PRESETS, ModelConfig, TrainConfig, preset
+from nlm_core.config import PRESETS, Budget, ModelConfig, TrainConfig, preset
 from nlm_core.data import Corpus, the_corpus
 from nlm_core.errors import UserError
 from nlm_core.files import project_root, shown
 from nlm_core.runfolder import RunFolder
-from nlm_core.train import MAY_CHANGE, Budget, Trainer
+from nlm_core.train import Trainer
+
+# What may differ when a run is resumed, beside the budget. Anything else would make it another run.
+MAY_CHANGE = ("log_every", "eval_every", "eval_tokens", "save_every", "device")
 
 
 def new_run(
@@ -35,7 +38,7 @@ def new_run(
         raise UserError(f"{shown(folder.path)} is there already and is not a run; give another --out")
     corpus = Corpus.open(name)
     model_config, config = preset(preset_name, corpus.tokenizer.vocab_size, overrides)
-    return Trainer(folder, corpus, model_config, config, budget or Budget(*PRESETS[preset_name].budget), say)
+    return Trainer(folder, corpus, model_config, config, budget or PRESETS[preset_name].budget, say=say)
 
 
 def resume_run(
@@ -56,30 +59,29 @@ def resume_run(
     before = folder.read_config()
     try:
         model_config, config = ModelConfig.from_dict(before["model"]), TrainConfig.from_dict(before["train"])
-        text, old_budget, threads = before["data"], before["budget"], before["machine"]["threads"]
-    except KeyError as error:
-        raise UserError(f"{shown(folder.config_file)} is not the record of a run: {error} is missing") from None
+        text, settings = before["data"], before["model"] | before["train"]
+        name, tokenizer, train = text["name"], text["tokenizer"]["sha256"], text["train"]["sha256"]
+        # A budget in minutes that became steps stays those steps.
+        steps = before["budget"]["steps"]
+        old_budget = Budget(before["budget"]["unit"], before["budget"]["amount"]) if steps is None else None
+    except (KeyError, TypeError):
+        raise UserError(f"{shown(folder.config_file)} is not the record of a run") from None
     for key, value in overrides.items():
-        old = (before["model"] | before["train"]).get(key)
-        if key not in MAY_CHANGE and value != old:
+        if key not in settings:
+            raise UserError(f"{key!r} is not a setting; there are: {', '.join(sorted(settings))}")
+        if key not in MAY_CHANGE and value != settings[key]:
             raise UserError(
-                f"{key} was {old!r} when this run began and can't become {value!r}; on resuming, only the budget, "
-                f"{', '.join(MAY_CHANGE)} may change. Start a new run for anything else"
+                f"{key} was {settings[key]!r} when this run began and can't become {value!r}; on resuming, only the "
+                f"budget, {', '.join(MAY_CHANGE)} may change. Start a new run for anything else"
             )
-    if data is not None and data != text["name"]:
-        raise UserError(f"this run reads the corpus {text['name']!r}; it can't go on with {data!r}")
-    corpus = Corpus.open(the_corpus(text["name"]))
-    if corpus.tokenizer.sha256 != text["tokenizer"]["sha256"]:
-        raise UserError(f"corpus {text['name']!r} was prepared with another tokenizer since this run began")
-    if corpus.manifest["maps"]["train"]["sha256"] != text["train"]["sha256"]:
-        raise UserError(f"the training text of corpus {text['name']!r} has changed since this run began")
+    if data is not None and data != name:
+        raise UserError(f"this run reads the corpus {name!r}; it can't go on with {data!r}")
+    corpus = Corpus.open(the_corpus(name))
+    if corpus.tokenizer.sha256 != tokenizer:
+        raise UserError(f"corpus {name!r} was prepared with another tokenizer since this run began")
+    if corpus.manifest["maps"]["train"]["sha256"] != train:
+        raise UserError(f"the training text of corpus {name!r} has changed since this run began")
     changes = {key: value for key, value in overrides.items() if key in MAY_CHANGE}
     config = TrainConfig.from_dict({**config.to_dict(), **changes})
-    if budget is None:
-        # A budget in minutes that became steps stays those steps.
-        known = old_budget["steps"] is not None
-        budget = Budget("steps", old_budget["steps"]) if known else Budget(old_budget["unit"], old_budget["amount"])
-    trainer = Trainer(folder, corpus, model_config, config, budget, say)
-    if trainer.threads != threads:
-        say(f"this run began with {threads} threads and goes on with {trainer.threads}: not bit for bit the same")
-    return trainer
+    budget = budget or old_budget or Budget("steps", steps)
+    return Trainer(folder, corpus, model_config, config, budget, resume=True, say=say)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from nlm_core.config import ModelConfig
 from nlm_core.errors import UserError
 
-INIT_STD = 0.02  # GPT-2's
+INIT_STD = 0.02  # of GPT-2's token table and matrices
 ROWS = 128  # query rows that attention handles at once
 
 
@@ -156,7 +156,7 @@ class NLM(nn.Module):
         self.initialise()
 
     def initialise(self) -> None:
-        """Draw fresh weights: normal with standard deviation 0.02, biases zero, norms one (GPT-2's choice)."""
+        """Draw fresh weights: normal with standard deviation 0.02, biases zero, norms one."""
         # Each block adds two branches to the residual stream; this keeps its variance from growing with depth.
         branch_std = INIT_STD / math.sqrt(2 * self.config.n_layers)
         nn.init.normal_(self.token_emb, std=INIT_STD)
@@ -169,7 +169,7 @@ class NLM(nn.Module):
     @classmethod
     def from_checkpoint(cls, path: str | Path | None = None) -> "NLM":
         """Load a trained model, ready for use (float32, no dropout); without a path, as `load_checkpoint` does."""
-        from nlm_core.checkpoint import load_checkpoint  # a checkpoint knows the model, not the other way round
+        from nlm_core.checkpoint import load_checkpoint  # here, since that module imports this one
 
         checkpoint = load_checkpoint(path)
         return cls.from_params(checkpoint["config"], checkpoint["params"])
@@ -177,8 +177,9 @@ class NLM(nn.Module):
     @classmethod
     def from_params(cls, config: ModelConfig, params: dict[str, np.ndarray]) -> "NLM":
         """Make a model of arrays by name, as `load_checkpoint` returns them; ready for use (float32, no dropout)."""
-        model = cls(config)
-        model.load_state_dict({name: torch.from_numpy(value) for name, value in params.items()})
+        with torch.device("meta"):  # no fresh weights: drawing them would take time and move the global generator
+            model = cls(config)
+        model.load_state_dict({name: torch.from_numpy(value) for name, value in params.items()}, assign=True)
         return model.eval()
 
     def forward(self, ids: Int[Tensor, "B T"], cache: KVCache | None = None) -> Float[Tensor, "B T V"]:
@@ -197,7 +198,7 @@ class NLM(nn.Module):
             cache: keys and values of the tokens before; this call adds its own, the caller then moves `lengths` on.
 
         Raises:
-            ValueError: the text is longer than the context.
+            UserError: (a ValueError) the text is longer than the context.
         """
         T = ids.shape[1]
         longest = T if cache is None else int(cache.lengths.max()) + T

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,7 +38,7 @@ class Muon(torch.optim.Optimizer):
     Args:
         params: 2-D parameters.
         lr: learning rate; an update has a root mean square of about 0.2 times this.
-        momentum: decay rate of the running sum of gradients; used in Nesterov's form.
+        momentum: decay rate of the running mean of gradients; used in Nesterov's form.
         weight_decay: decoupled: each step also multiplies the weights by 1 - lr * weight_decay.
     """
 
@@ -78,6 +79,28 @@ def make_optimizers(model: NLM, config: TrainConfig) -> list[torch.optim.Optimiz
         ]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0}]
     return [torch.optim.AdamW(groups, lr=config.lr, betas=betas, fused=True)]
+
+
+def state_arrays(model: NLM, optimizers: list[torch.optim.Optimizer]) -> dict[str, np.ndarray]:
+    """What the optimizers remember, as arrays named KIND/PARAMETER."""
+    names = {param: name for name, param in model.named_parameters()}
+    return {
+        f"{kind}/{names[param]}": value.cpu().numpy()
+        for optimizer in optimizers
+        for param, state in optimizer.state.items()
+        for kind, value in state.items()
+    }
+
+
+def restore_state(model: NLM, optimizers: list[torch.optim.Optimizer], arrays: dict[str, np.ndarray]) -> None:
+    """Give fresh optimizers what `state_arrays` returned."""
+    params = dict(model.named_parameters())
+    owner = {
+        param: optimizer for optimizer in optimizers for group in optimizer.param_groups for param in group["params"]
+    }
+    for path, value in arrays.items():
+        kind, name = path.split("/", 1)
+        owner[params[name]].state[params[name]][kind] = torch.from_numpy(value).to(params[name].device)
 
 
 def learning_rate(config: TrainConfig, step: int, total: int | None) -> float:

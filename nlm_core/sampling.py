@@ -24,7 +24,7 @@ class Sampling:
 
     Attributes:
         temperature: T; 0 takes the most likely token (greedy).
-        top_k: only the k most likely tokens can be drawn.
+        top_k: only the k most likely tokens can be drawn, and those as likely as the last of them.
         top_p: only the smallest set of tokens with at least this probability can be drawn (Holtzman et al. 2020).
         repetition_penalty: logits of words already in the text are divided by this where positive and multiplied where
             negative (Keskar et al. 2019). Tokens without a letter or digit are exempt: half of all tokens are spaces.
@@ -33,7 +33,7 @@ class Sampling:
         UserError: a value is out of range.
     """
 
-    temperature: float = 1.0
+    temperature: float = 0.8
     top_k: int | None = None
     top_p: float | None = None
     repetition_penalty: float = 1.0
@@ -58,7 +58,7 @@ def gumbel_noise(seed: int, position: int, size: int) -> Float[np.ndarray, " siz
         size: V.
     """
     bits = np.random.Philox(key=seed, counter=[0, 0, 0, position]).random_raw(size)
-    uniform = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53  # strictly between 0 and 1
+    uniform = ((bits >> np.uint64(12)) + 0.5) * 2.0**-52  # exact, and strictly between 0 and 1
     return -np.log(-np.log(uniform))
 
 
@@ -96,7 +96,7 @@ def narrowed(logits: Float[Tensor, "B V"], top_k: int | None, top_p: float | Non
 def choose(
     logits: Float[Tensor, "B V"], sampling: Sampling, seeds: list[int], positions: list[int]
 ) -> Int[Tensor, " B"]:
-    """Choose each row's next token.
+    """Choose each row's next token; the result lies on the CPU, where sampling takes place on any device.
 
     Args:
         logits: after any penalty.
@@ -105,7 +105,7 @@ def choose(
         positions: of the tokens to be chosen.
     """
     if sampling.temperature == 0:
-        return logits.argmax(dim=-1)
-    logits = narrowed(logits.double() / sampling.temperature, sampling.top_k, sampling.top_p)
+        return logits.argmax(dim=-1).cpu()
+    logits = narrowed(logits.cpu().double() / sampling.temperature, sampling.top_k, sampling.top_p)
     noise = [gumbel_noise(*key, logits.shape[-1]) for key in zip(seeds, positions, strict=True)]
-    return (logits + torch.from_numpy(np.stack(noise)).to(logits.device)).argmax(dim=-1)
+    return (logits + torch.from_numpy(np.stack(noise))).argmax(dim=-1)

@@ -16,11 +16,12 @@ from nlm_core.errors import UserError
 from nlm_core.loss import stream_nats
 from nlm_core.model import NLM
 from nlm_core.stats import ratio_with_error, sums_by
-from nlm_core.text import PIECE, SEPARATOR, STORY_END
+from nlm_core.text import PIECE, SEPARATOR
 from nlm_core.tokenizer import Tokenizer
 
 CLASSES = ("space", "word-initial", "word-internal", "punctuation", "separator")
 SPACE, INITIAL, INTERNAL, PUNCTUATION, IN_SEPARATOR = range(5)
+FIT_AT_ONCE = 10_000_000  # tokens whose pairs are counted at a time, so that any corpus fits in memory
 PRIOR = 20.0  # weight, in tokens, of the unigram estimate within the bigram's; never tuned
 
 
@@ -53,7 +54,8 @@ def tokens_of(tokenizer: Tokenizer, stories: Iterable[str]) -> Tokens:
     counts: list[int] = []
     for story in stories:
         before = len(ids)
-        separators = [(match.start(), match.start() + len(SEPARATOR)) for match in STORY_END.finditer(story)]
+        separator = story.find(SEPARATOR)
+        separator_end = separator + len(SEPARATOR) if separator >= 0 else -1
         for match in PIECE.finditer(story):
             piece = known.get(match.group())
             if piece is None:
@@ -61,7 +63,7 @@ def tokens_of(tokenizer: Tokenizer, stories: Iterable[str]) -> Tokens:
             ids += piece
             if match.lastgroup == "space":
                 classes += [SPACE] * len(piece)
-            elif any(match.start() < end and match.end() > start for start, end in separators):
+            elif match.start() < separator_end and match.end() > separator:
                 classes += [IN_SEPARATOR] * len(piece)
             elif match.lastgroup == "word":
                 classes += [INITIAL] + [INTERNAL] * (len(piece) - 1)
@@ -81,15 +83,21 @@ def ngram_nats(
 
     Unigram: counts plus one. Bigram: counts plus PRIOR times the unigram estimate (MacKay & Peto 1995).
     """
-    fit, ids = fit.astype(np.int64), ids.astype(np.int64)
-    unigram = (np.bincount(fit, minlength=vocab_size) + 1.0) / (len(fit) + vocab_size)
-    pairs, counts = np.unique(fit[:-1] * vocab_size + fit[1:], return_counts=True)
-    firsts = np.bincount(fit[:-1], minlength=vocab_size)
+    ids = ids.astype(np.int64)
     wanted = ids[:-1] * vocab_size + ids[1:]
-    places = np.searchsorted(pairs, wanted)
-    pairs, counts = np.append(pairs, -1), np.append(counts, 0)  # where the search runs off the end
-    found = np.where(pairs[places] == wanted, counts[places], 0)
-    bigram = (found + PRIOR * unigram[ids[1:]]) / (firsts[ids[:-1]] + PRIOR)
+    pairs, place = np.unique(wanted, return_inverse=True)
+    singles, pair_counts = np.zeros(vocab_size), np.zeros(len(pairs))
+    for start in range(0, len(fit), FIT_AT_ONCE):
+        # One more token than a block holds, so that no pair falls between two blocks.
+        block = fit[start : start + FIT_AT_ONCE + 1].astype(np.int64)
+        singles += np.bincount(block[:FIT_AT_ONCE], minlength=vocab_size)
+        seen = block[:-1] * vocab_size + block[1:]
+        found = np.searchsorted(pairs, seen).clip(max=len(pairs) - 1)
+        pair_counts += np.bincount(found[pairs[found] == seen], minlength=len(pairs))
+    firsts = singles.copy()
+    firsts[fit[-1:]] -= 1  # the last token is the first of no pair
+    unigram = (singles + 1.0) / (len(fit) + vocab_size)
+    bigram = (pair_counts[place] + PRIOR * unigram[ids[1:]]) / (firsts[ids[:-1]] + PRIOR)
     return -np.log(unigram[ids[1:]]), -np.log(bigram)
 
 

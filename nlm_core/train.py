@@ -1,7 +1,8 @@
 """The training loop. A run that was killed at any moment and resumed ends with the same weights, bit for bit.
 
-That holds on one machine with one number of threads, because each step depends on nothing but the weights, the
-optimizers' state, and (seed, step): the batch, the dropout masks and the learning rate are functions of those.
+That holds on one machine with one number of threads and eager code, because each step depends on nothing but the
+weights, the optimizers' state, the seed, the number of the step, and the length of the run: the batch, the dropout
+masks and the learning rate are functions of those. (A budget in minutes has a length once it was turned into steps.)
 """
 
 import contextlib
@@ -13,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,47 +24,28 @@ from tqdm import tqdm
 
 from nlm_core.batches import Windows
 from nlm_core.checkpoint import load_checkpoint, load_optimizer, save_checkpoint, step_folders
-from nlm_core.config import ModelConfig, TrainConfig
+from nlm_core.config import Budget, ModelConfig, TrainConfig
 from nlm_core.data import Corpus
 from nlm_core.errors import Diverged, UserError
 from nlm_core.files import shown
 from nlm_core.hardware import autocast, describe, pick_device, pick_precision
 from nlm_core.loss import bits_per_byte, stream_nats
 from nlm_core.model import NLM
-from nlm_core.optim import learning_rate, make_optimizers
+from nlm_core.optim import learning_rate, make_optimizers, restore_state, state_arrays
 from nlm_core.runfolder import RunFolder
 
-# What may differ when a run is resumed. Anything else would make it another run.
-MAY_CHANGE = ("log_every", "eval_every", "eval_tokens", "save_every", "device")
 MEASURED_STEPS = 50  # a budget in minutes is turned into steps after so many
 
 
-@dataclass(frozen=True)
-class Budget:
-    """How long to train: a number of "steps", "tokens" or "minutes"."""
-
-    unit: str
-    amount: float
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.amount) and self.amount > 0):
-            raise UserError(f"--{self.unit} must be above 0, not {self.amount:g}")
-
-    def steps(self, tokens_per_step: int) -> int | None:
-        """The budget in steps; None where that depends on this machine's speed."""
-        if self.unit == "minutes":
-            return None
-        return math.ceil(self.amount / (tokens_per_step if self.unit == "tokens" else 1))
-
-
 class Trainer:
-    """One run in one folder. `Trainer(...).run()` starts it or goes on with it.
+    """One run in one folder; `nlm_core.launch` makes them.
 
     Args:
         folder: where config.json, log.csv and checkpoints go.
         corpus: a prepared corpus.
         model_config, config: the settings; `precision` and `device` may be "auto".
         budget: how long to train.
+        resume: go on with the run in the folder instead of starting one.
         say: told what a person should know.
         progress: show a progress bar when standard error is a terminal.
     """
@@ -76,14 +57,14 @@ class Trainer:
         model_config: ModelConfig,
         config: TrainConfig,
         budget: Budget,
+        resume: bool = False,
         say: Callable[[str], None] = print,
         progress: bool = True,
     ):
         self.folder, self.corpus, self.say, self.progress = folder, corpus, say, progress
         self.device = pick_device(config.device)
         self.config = dataclasses.replace(config, precision=pick_precision(config.precision, self.device))
-        self.budget = budget
-        self.threads = torch.get_num_threads()
+        self.budget, self.resume = budget, resume
         self.windows = Windows(corpus.train, model_config.context_length, self.config.seed)
         self.tokens_per_step = self.config.batch_size * model_config.context_length
         self.total = budget.steps(self.tokens_per_step)
@@ -96,60 +77,49 @@ class Trainer:
         self.optimizers = make_optimizers(self.model, self.config)
         self.step = 0
         self.elapsed = 0.0
-        self.loss_sum, self.loss_count = 0.0, 0
+        self.loss_sum, self.loss_count = 0.0, 0  # since the last line of the log
+        self.metrics: dict[str, Any] = {}
+        self.unsaved = False
         self.stop_signal: int | None = None
+        self.record: dict[str, Any] = {}
+        self._started = 0.0
+        self._reported_at = (0, 0.0)
 
     # ---- the state that a checkpoint holds
 
-    def _optimizer_state(self) -> dict[str, np.ndarray]:
-        names = {param: name for name, param in self.model.named_parameters()}
-        return {
-            f"{key}/{names[param]}": value.cpu().numpy()
-            for optimizer in self.optimizers
-            for param, state in optimizer.state.items()
-            for key, value in state.items()
-        }
-
     def _restore(self, checkpoint: dict[str, Any]) -> None:
         self.model.load_state_dict({name: torch.from_numpy(value) for name, value in checkpoint["params"].items()})
-        owner = {
-            id(param): optimizer
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            for param in group["params"]
-        }
-        params = dict(self.model.named_parameters())
-        for path, value in load_optimizer(checkpoint).items():
-            key, name = path.split("/", 1)
-            tensor = torch.from_numpy(value).to(self.device)
-            owner[id(params[name])].state[params[name]][key] = tensor
+        restore_state(self.model, self.optimizers, load_optimizer(checkpoint))
         training = checkpoint["training"]
         self.step = checkpoint["step"]
         self.elapsed = training["elapsed"]
         self.loss_sum, self.loss_count = training["loss_sum"], training["loss_count"]
 
     def _save(self) -> None:
-        path = self.folder.step_folder(self.step)
-        if path.exists():
-            return
         save_checkpoint(
-            path,
+            self.folder.step_folder(self.step),
             self.model,
             self.corpus.tokenizer,
             step=self.step,
             metrics=self.metrics,
             dtype="float32",
-            optimizer=self._optimizer_state(),
+            optimizer=state_arrays(self.model, self.optimizers),
             training={
                 "elapsed": self.elapsed,
                 "loss_sum": self.loss_sum,
                 "loss_count": self.loss_count,
-                "train_sha256": self.corpus.manifest["maps"]["train"]["sha256"],
             },
         )
+        self.unsaved = False
         self.folder.prune()
 
     def _describe_run(self) -> dict[str, Any]:
+        """The record of the run; what it began on stays, and each resumption adds a line."""
+        here = {"step": self.step, "device": self.device.type, **describe()}
+        before = self.folder.read_config() if self.folder.started() else {"machine": here, "resumed": []}
+        changed = [key for key in here if key != "step" and here[key] != before["machine"].get(key, here[key])]
+        if changed:
+            self.say(f"this run began with other {' and '.join(changed)}: it will not be bit for bit the same")
         return {
             "model": self.model.config.to_dict(),
             "train": self.config.to_dict(),
@@ -159,21 +129,23 @@ class Trainer:
                 "tokenizer": self.corpus.manifest["tokenizer"],
                 **{part: self.corpus.manifest["maps"][part] for part in ("train", "choose")},
             },
-            "machine": describe(),
+            "machine": before["machine"],
+            "resumed": before.get("resumed", []) + [here] * self.resume,
         }
 
     # ---- the run
 
-    def run(self, resume: bool = False) -> Path:
+    def run(self) -> Path:
         """Train until the budget is used up or a signal asks to stop; return the last checkpoint's folder.
 
         Raises:
-            UserError: the folder is in use, or holds a run and `resume` is false.
+            UserError: the folder is in use, or holds a run that was not to be resumed.
             Diverged: the loss is not a finite number; the last good checkpoint stays.
         """
-        self.metrics: dict[str, Any] = {}
         with self.folder.locked():
-            if resume and step_folders(self.folder.path):
+            if self.folder.started() and not self.resume:
+                raise UserError(f"{shown(self.folder.path)} already holds a run")
+            if step_folders(self.folder.path):
                 self._restore(checkpoint := load_checkpoint(self.folder.path, self.say))
                 self.metrics = checkpoint["metrics"]
                 self.say(f"going on from step {self.step:,}")
@@ -182,8 +154,12 @@ class Trainer:
                         self.folder.discard(damaged)
             if self.total is not None and self.step > self.total:
                 raise UserError(f"the run has done {self.step:,} steps already, more than the {self.total:,} asked for")
-            self.folder.write_config(self._describe_run())
-            # Losses not yet reported mean that a line for this very step would be written again.
+            if len(self.corpus.choose) < 2:
+                self.say("there is no validation text for choices, so the log has no validation loss")
+            self.record = self._describe_run()
+            self.folder.write_config(self.record)
+            # A checkpoint that remembers losses not yet reported was saved before the line of its step was written
+            # (a signal came during the evaluation); if a later moment wrote that line, it is about to be written again.
             self.folder.cut_log(self.step - 1 if self.loss_count else self.step)
             with self._listening():
                 self._loop()
@@ -219,13 +195,14 @@ class Trainer:
                 if self.loss_count and self._report_is_due():
                     self._report(bar)
                 leave = self.stop_signal is not None or self.step == self.total
-                if self.step > first_step and (leave or self.step % self.config.save_every == 0):
+                if self.unsaved and (leave or self.step % self.config.save_every == 0):
                     self._save()
                 if leave:
                     return
                 self.loss_sum += self._train_step()
                 self.loss_count += 1
                 self.step += 1
+                self.unsaved = True
                 self._tick()
                 bar.update()
                 if self.total is None:
@@ -267,6 +244,7 @@ class Trainer:
             elapsed=f"{self.elapsed:.1f}",
         )
         self.loss_sum, self.loss_count = 0.0, 0
+        self.unsaved = True
         self._reported_at = (self.step, self.elapsed)
         bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s")
 
@@ -286,9 +264,11 @@ class Trainer:
             loss_sum += loss.item()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip or math.inf)
         if not (math.isfinite(loss_sum) and math.isfinite(norm.item())):
+            kept = step_folders(self.folder.path)
             raise Diverged(
                 f"the loss is {loss_sum} (gradient norm {norm.item()}) at step {self.step + 1:,}, so the run stops; "
-                f"the last good checkpoint stays in {shown(self.folder.path)}. A smaller lr usually helps"
+                + (f"the last good checkpoint stays in {shown(kept[-1])}" if kept else "there is no checkpoint yet")
+                + ". A smaller lr usually helps"
             )
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -305,7 +285,8 @@ class Trainer:
             return
         per_step = (self.elapsed - speed_from[1]) / (self.step - speed_from[0])
         self.total = self.step + max(0, round((seconds - self.elapsed) / per_step))
-        self.folder.write_config(self._describe_run())
+        self.record["budget"]["steps"] = self.total
+        self.folder.write_config(self.record)
         self.say(f"{self.budget.amount:g} minutes are {self.total:,} steps at {per_step:.3g} seconds a step")
 
     def _evaluate(self) -> dict[str, Any] | None:

@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 
 from nlm_core import NLM, Tokenizer, generate, load_checkpoint, save_checkpoint
-from nlm_core.config import preset
+from nlm_core.config import Budget, preset
 from nlm_core.data import Corpus, add, prepare
 from nlm_core.files import write_json
 from nlm_core.runfolder import RunFolder
 from nlm_core.score import score
 from nlm_core.text import blocks, stories
-from nlm_core.train import Budget, Trainer
+from nlm_core.train import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
 STORIES = ROOT / "data" / "stories.txt"

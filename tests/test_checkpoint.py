@@ -90,7 +90,7 @@ def test_matrices_that_lie_transposed_in_memory_come_back(tmp_path, tiny_model, 
 
 def test_a_finished_model_has_no_optimizer(tmp_path, tiny_model, tokenizer):
     checkpoint = load_checkpoint(save_checkpoint(tmp_path / "ckpt", tiny_model, tokenizer))
-    with pytest.raises(UserError, match="^ckpt holds a finished model; training can't go on from it"):
+    with pytest.raises(UserError, match=r"^ckpt holds a finished model; training can't go on from it"):
         load_optimizer(checkpoint)
 
 
@@ -310,7 +310,7 @@ def test_all_damaged(run):
     for step in (2, 9, 10):
         damage(run, step)
     said = []
-    with pytest.raises(UserError, match="^all 3 checkpoints in run/checkpoints are damaged"):
+    with pytest.raises(UserError, match=r"^all 3 checkpoints in run/checkpoints are damaged"):
         load_checkpoint(run, said.append)
     assert [message for message in said if "step-00000002" in message and "before it" in message] == []
 

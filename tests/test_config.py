@@ -31,7 +31,7 @@ def test_there_and_back_through_json(config):
 
 @pytest.mark.parametrize("kind", [ModelConfig, TrainConfig])
 def test_an_unknown_key_is_named_with_those_that_there_are(kind):
-    with pytest.raises(UserError, match="unknown setting 'n_head'; .* has: ") as caught:
+    with pytest.raises(UserError, match=r"unknown setting 'n_head'; .* has: ") as caught:
         kind.from_dict({"n_head": 8})
     assert all(field.name in str(caught.value) for field in dataclasses.fields(kind))
 
@@ -131,12 +131,12 @@ def test_a_batch_size_alone_is_enough(batch_size):
 
 @pytest.mark.parametrize("batch_size", [0, -8, "many", 2.5, None, True, [8]])
 def test_a_bad_batch_size_is_named(batch_size):
-    with pytest.raises(UserError, match="^batch_size must be"):
+    with pytest.raises(UserError, match=r"^batch_size must be"):
         preset("tiny", 300, {"batch_size": batch_size})
 
 
 def test_a_batch_size_that_does_not_fit_the_micro_batch_size():
-    with pytest.raises(UserError, match="^batch_size 8 is not divisible by micro_batch_size 3$"):
+    with pytest.raises(UserError, match=r"^batch_size 8 is not divisible by micro_batch_size 3$"):
         preset("tiny", 300, {"batch_size": 8, "micro_batch_size": 3})
 
 
@@ -187,5 +187,5 @@ def test_any_text_is_a_value_or_a_clear_error(given_words):
 
 @pytest.mark.parametrize("value", ["1" * 5000, "[" * 100_000, "1e999", "NaN", "1" * 400])
 def test_numbers_beyond_all_bounds_are_a_clear_error(value):
-    with pytest.raises(UserError, match="^lr must be"):
+    with pytest.raises(UserError, match=r"^lr must be"):
         preset("tiny", 300, parse_overrides([f"lr={value}"]))

@@ -123,12 +123,12 @@ def fill_disk(monkeypatch, free: int) -> None:
 
 def test_a_full_disk_is_noticed_before_anything_is_written(own_root, parts, tokenizer, monkeypatch):
     fill_disk(monkeypatch, parts[0].stat().st_size - 1)
-    with pytest.raises(UserError, match="MB are needed but only .* MB are free"):
+    with pytest.raises(UserError, match=r"MB are needed but only .* MB are free"):
         add([parts[0]], "train", "mine")
     assert not (own_root / "data").exists()
     fill_disk(monkeypatch, parts[0].stat().st_size)
     add([parts[0]], "train", "mine")
-    with pytest.raises(UserError, match="MB are needed but only .* MB are free"):
+    with pytest.raises(UserError, match=r"MB are needed but only .* MB are free"):
         prepare("mine", tokenizer)
     assert [path.name for path in (own_root / "data" / "mine").iterdir()] == ["train"]
 

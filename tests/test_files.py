@@ -54,7 +54,7 @@ def test_an_error_leaves_the_old_file_and_no_temporary_one(tmp_path, error, old)
 def test_a_file_can_not_take_the_name_of_a_folder(tmp_path):
     (tmp_path / "folder").mkdir()
     reached = False
-    with pytest.raises(UserError, match="^folder is a folder"), written_whole(tmp_path / "folder"):
+    with pytest.raises(UserError, match=r"^folder is a folder"), written_whole(tmp_path / "folder"):
         reached = True
     assert not reached
     assert names(tmp_path) == ["folder"]
@@ -142,7 +142,7 @@ def test_what_is_not_a_readable_file(tmp_path):
 def test_a_file_without_permission(tmp_path):
     (tmp_path / "secret").write_text("text")
     (tmp_path / "secret").chmod(0)
-    with pytest.raises(UserError, match="^secret can't be read"):
+    with pytest.raises(UserError, match=r"^secret can't be read"):
         readable_file("secret")
 
 

@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 
 from nlm_core.config import ModelConfig
 from nlm_core.errors import UserError
-from nlm_core.generate import BATCH_SIZE, Text, generate, write
+from nlm_core.generate import BATCH_SIZE, Text, begin, generate, write
 from nlm_core.model import NLM
 from nlm_core.sampling import Sampling, choose, gumbel_noise, narrowed, penalise, words_of
 
@@ -144,6 +144,11 @@ def test_temperature_0_is_greedy_and_ignores_the_seed(model, tokenizer):
     assert a == b
 
 
+def test_a_seed_may_be_a_numpy_integer(model, tokenizer):
+    plain = generate(model, tokenizer, ["The"], max_new_tokens=5, seed=3)
+    assert generate(model, tokenizer, ["The"], max_new_tokens=5, seed=np.int64(3)) == plain
+
+
 def test_seeds_differ(model, tokenizer):
     assert len(set(generate(model, tokenizer, ["The"] * 6, max_new_tokens=10, seed=range(6)))) == 6
 
@@ -165,7 +170,9 @@ def test_the_limit_of_the_context_is_said(model, tokenizer):
     prompt_tokens = len(tokenizer.encode("The dog"))
     with pytest.warns(UserWarning, match="1 of 1 texts stopped at 48 tokens"):
         generate(model, tokenizer, ["The dog"], max_new_tokens=100, seed=0)
-    *_, texts = write(model, tokenizer, ["The dog"], max_new_tokens=48 - prompt_tokens, sampling=Sampling(0.8))
+    texts = begin(model, tokenizer, ["The dog"])
+    for _ in write(model, tokenizer, texts, max_new_tokens=48 - prompt_tokens):
+        pass
     assert len(texts[0].ids) == 48
     assert texts[0].ended == "length"
 
@@ -216,10 +223,10 @@ def test_the_model_stays_in_the_mode_it_was_in(model, tokenizer):
 def test_what_is_shown_while_writing_never_changes_afterwards():
     """Half a character or half a stop string is held back."""
     pieces = [b"caf", b"\xc3", b"\xa9 <", b"|end", b" <|e", b"nd|>", b"more"]
-    text = Text("P: ", 0, [], [b"<|end|>"], _token_bytes=pieces)
+    text = Text("P: ", 0, [], [b"<|end|>"])
     shown = []
-    for token in range(6):
-        text.add(token, 100, 100)
+    for piece in pieces[:6]:
+        text.add(0, piece, 100, 100)
         shown.append(text.settled)
     assert shown == ["P: caf", "P: caf", "P: café ", "P: café ", "P: café <|end ", "P: café <|end "]
     assert text.ended == "stop"

@@ -1,4 +1,4 @@
-"""The network is GPT-2: it agrees with `transformers`, looks only back, and reads a cache as it reads the whole text."""
+"""The network is GPT-2: it agrees with `transformers`, looks only back, and reads on from a cache as from the text."""
 
 import os
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 from nlm_core.errors import UserError
 from nlm_core.loss import bits_per_byte, stream_nats
-from nlm_core.report import loss_table
 from nlm_core.score import CLASSES, PRIOR, ngram_nats, score, tokens_of
 from nlm_core.stats import ratio_with_error
+from nlm_core.tables import loss_table
 from nlm_core.text import blocks, stories
 
 
@@ -147,3 +147,11 @@ def test_baselines_are_never_fitted_on_the_story_they_score(tiny_model, tokenize
     summary = score(tiny_model, tokenizer, text).summary()
     leaking, _ = ngram_nats(tokens_of(tokenizer, text).ids, tokens_of(tokenizer, text).ids, 512)
     assert summary["baselines"]["unigram"] > leaking.mean() + 0.3
+
+
+def test_ngram_counts_do_not_depend_on_the_blocks_they_are_made_in(monkeypatch):
+    random = np.random.default_rng(0)
+    fit, ids = random.integers(30, size=1000).astype(np.uint16), random.integers(30, size=200)
+    whole = ngram_nats(fit, ids, 30)
+    monkeypatch.setattr("nlm_core.score.FIT_AT_ONCE", 7)
+    np.testing.assert_array_equal(whole, ngram_nats(fit, ids, 30))

@@ -1,5 +1,6 @@
 """Text is cut into pieces, blocks and stories; nothing is lost, and no cut depends on where a block ends."""
 
+import itertools
 import random
 import re
 
@@ -37,7 +38,7 @@ def test_pieces_are_the_text_and_alternate_in_kind(text):
     found = pieces(text)
     assert "".join(found) == text
     kinds = ["space" if p in WHITESPACE else "word" if pieces(p + "a") == [p + "a"] else "other" for p in found]
-    for kind, following in zip(kinds, kinds[1:], strict=False):
+    for kind, following in itertools.pairwise(kinds):
         assert kind == "space" or kind != following
 
 

@@ -44,8 +44,8 @@ def test_round_trip(tokenizer, text):
 
 
 def test_round_trip_of_every_character(tokenizer):
-    for first in range(0, 0x110000, 0x8000):
-        text = "".join(chr(code) for code in range(first, first + 0x8000) if not 0xD800 <= code <= 0xDFFF)
+    for plane in (0, 1, 2, 3, 14, 16):  # the others have no characters, or only private ones
+        text = "".join(chr(code) for code in range(plane << 16, (plane + 1) << 16) if not 0xD800 <= code <= 0xDFFF)
         assert tokenizer.decode_bytes(tokenizer.encode(text)) == text.encode()
 
 

@@ -18,12 +18,13 @@ import safetensors.numpy
 import torch
 
 from nlm_core import train
-from nlm_core.config import TrainConfig, preset
+from nlm_core.checkpoint import load_checkpoint
+from nlm_core.config import Budget, TrainConfig, preset
 from nlm_core.data import Corpus
 from nlm_core.errors import Diverged, UserError
 from nlm_core.launch import new_run, resume_run
 from nlm_core.runfolder import COLUMNS, RunFolder
-from nlm_core.train import Budget, Trainer
+from nlm_core.train import Trainer
 
 SHAPE = {"context_length": 32, "d_model": 16, "n_layers": 2, "n_heads": 2}
 # Dropout, micro-batches, both optimizers and the schedule all have to survive a kill.
@@ -108,7 +109,7 @@ def test_stopped_by_a_signal_and_resumed_equals_uninterrupted(corpus, tmp_path, 
     assert part.run().name == "step-00000017"
     assert part.stop_signal == signal.SIGTERM
     again = resumed(tmp_path / "part")
-    assert_same_weights(whole, again.run(resume=True))
+    assert_same_weights(whole, again.run())
     assert without_times(tmp_path / "whole") == without_times(tmp_path / "part")
 
 
@@ -142,12 +143,56 @@ def test_a_signal_during_an_evaluation_stops_at_once_and_loses_nothing(corpus, t
     assert parts == 1 < 500 / (2 * 32)
     assert [row["step"] for row in log_rows(tmp_path / "run")] == ["3", "6", "9"]
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    assert_same_weights(whole, resumed(tmp_path / "run").run(resume=True))
+    assert_same_weights(whole, resumed(tmp_path / "run").run())
     assert without_times(tmp_path / "whole") == without_times(tmp_path / "run")
     # Killed after the line of step 10 was written, but before the next checkpoint: the line is not there twice.
     shutil.copy(tmp_path / "run" / "log.csv", tmp_path / "copy" / "log.csv")
-    assert_same_weights(whole, resumed(tmp_path / "copy").run(resume=True))
+    assert_same_weights(whole, resumed(tmp_path / "copy").run())
     assert without_times(tmp_path / "whole") == without_times(tmp_path / "copy")
+
+
+def test_a_signal_during_the_last_evaluation(corpus, tmp_path, monkeypatch):
+    """Resuming evaluates, and the checkpoint on disk then holds the result."""
+    run = trainer(tmp_path / "run", 10)
+
+    def signalled(*args, real=train.stream_nats):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "stream_nats", signalled)
+        last = run.run()
+    assert "validation_loss" not in load_checkpoint(last)["metrics"]
+    assert resumed(tmp_path / "run").run() == last
+    assert load_checkpoint(last)["metrics"]["validation_step"] == 10
+    before = (tmp_path / "run" / "log.csv").read_bytes()
+    resumed(tmp_path / "run").run()
+    assert (tmp_path / "run" / "log.csv").read_bytes() == before
+
+
+def test_the_record_keeps_what_the_run_began_on(corpus, tmp_path):
+    trainer(tmp_path / "run", 2).run()
+    before = torch.get_num_threads()
+    said = []
+    try:
+        torch.set_num_threads(before + 1)
+        for steps in (4, 6):
+            resume_run(tmp_path / "run", None, {}, Budget("steps", steps), say=said.append).run()
+    finally:
+        torch.set_num_threads(before)
+    assert sum("began with other threads" in line for line in said) == 2
+    record = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert record["machine"]["threads"] == before
+    assert [(entry["step"], entry["threads"]) for entry in record["resumed"]] == [(2, before + 1), (4, before + 1)]
+
+
+def test_a_trainer_never_starts_over_an_old_run(corpus, tmp_path):
+    run = trainer(tmp_path / "run", 4)
+    last = run.run()
+    before = weights(last)
+    with pytest.raises(UserError, match="already holds a run"):
+        Trainer(RunFolder(tmp_path / "run"), corpus, run.model.config, run.config, Budget("steps", 4)).run()
+    assert all(before[name].tobytes() == value.tobytes() for name, value in weights(last).items())
 
 
 KILLED = """
@@ -166,7 +211,7 @@ def told_save():
     print("saving", flush=True)
     save()
 run._save = told_save
-run.run(resume=sys.argv[2] == "resume")
+run.run()
 print("done", flush=True)
 """
 
@@ -202,7 +247,7 @@ def test_killed_at_several_moments_and_resumed_equals_uninterrupted(corpus, tmp_
     assert "done" not in said
     said = run_until(out, "resume", ["saving", "saving", "saving"])
     assert "done" not in said
-    resumed(out).run(resume=True)
+    resumed(out).run()
     assert_same_weights(whole, out / "checkpoints" / "step-00000040")
     assert without_times(tmp_path / "whole") == without_times(out)
 
@@ -233,7 +278,7 @@ def test_killed_at_every_point_of_saving(corpus, tmp_path, monkeypatch):
             break
         crashed_at += 1
         again = resumed(out) if RunFolder(out).started() else trainer(out, 8)
-        assert_same_weights(whole, again.run(resume=RunFolder(out).started()))
+        assert_same_weights(whole, again.run())
     assert crashed_at > 10
 
 
@@ -246,7 +291,7 @@ def test_a_damaged_newest_checkpoint_falls_back_and_ends_the_same(corpus, tmp_pa
     newest.write_bytes(newest.read_bytes()[:-100])
     said = []
     again = resume_run(tmp_path / "part", None, {}, None, say=said.append)
-    assert_same_weights(whole, again.run(resume=True))
+    assert_same_weights(whole, again.run())
     assert any("damaged" in line for line in said)
     assert "going on from step 16" in said
 
@@ -270,7 +315,7 @@ def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(corpus, tmp_path):
         return train_step()
 
     run._train_step = poisoned
-    with pytest.raises(Diverged, match=r"step 13.*last good checkpoint stays"):
+    with pytest.raises(Diverged, match=r"step 13.*last good checkpoint stays in run/checkpoints/step-00000010"):
         run.run()
     kept = sorted((tmp_path / "run" / "checkpoints").iterdir())
     assert kept[-1].name == "step-00000010"
@@ -281,10 +326,7 @@ def test_a_second_run_in_the_same_folder_is_refused(corpus, tmp_path):
     first = trainer(tmp_path / "run")
     first.folder.path.mkdir()
     with first.folder.locked(), pytest.raises(UserError, match="another run is training"):
-        trainer_in_locked = Trainer(
-            RunFolder(tmp_path / "run"), corpus, first.model.config, first.config, Budget("steps", 5), lambda _: None
-        )
-        trainer_in_locked.run()
+        Trainer(RunFolder(tmp_path / "run"), corpus, first.model.config, first.config, Budget("steps", 5)).run()
 
 
 def test_a_new_run_does_not_touch_an_old_one(corpus, tmp_path):
@@ -309,14 +351,14 @@ def test_resuming_with_another_setting_is_refused(corpus, tmp_path, change, word
 def test_budget_and_logging_may_change_on_resuming(corpus, tmp_path):
     trainer(tmp_path / "run", 4).run()
     run = resumed(tmp_path / "run", Budget("steps", 8), log_every=1)
-    run.run(resume=True)
+    run.run()
     assert [int(row["step"]) for row in log_rows(tmp_path / "run")] == [3, 4, 5, 6, 7, 8]
 
 
 def test_resuming_below_the_steps_done_is_refused(corpus, tmp_path):
     trainer(tmp_path / "run", 8).run()
     with pytest.raises(UserError, match="has done 8 steps already"):
-        resumed(tmp_path / "run", Budget("steps", 4)).run(resume=True)
+        resumed(tmp_path / "run", Budget("steps", 4)).run()
 
 
 def test_resuming_where_no_run_is(corpus, tmp_path):
@@ -377,7 +419,7 @@ def test_a_corpus_without_validation_text_trains(own_root, tokenizer, tmp_path):
     add([text], "train", "mine")
     prepare("mine", tokenizer)
     model_config, config = preset("tiny", 512, SETTINGS)
-    run = Trainer(RunFolder(tmp_path / "run"), Corpus.open("mine"), model_config, config, Budget("steps", 10), print)
+    run = Trainer(RunFolder(tmp_path / "run"), Corpus.open("mine"), model_config, config, Budget("steps", 10))
     run.run()
     assert all(row["validation_loss"] == "" for row in log_rows(tmp_path / "run"))
 

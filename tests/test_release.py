@@ -1,0 +1,35 @@
+"""The release script: what it writes is a checkpoint, and its card says what was measured."""
+
+import json
+import runpy
+
+import pytest
+from conftest import ROOT, STORIES
+
+from nlm_core import load_checkpoint
+from nlm_core.config import Budget
+from nlm_core.launch import new_run
+
+
+@pytest.mark.filterwarnings("ignore:.* stopped at 32 tokens")
+def test_release_of_a_tiny_run(corpus, own_root, capsys):
+    settings = {"context_length": 32, "d_model": 16, "n_heads": 2, "device": "cpu", "precision": "float32"}
+    new_run("tiny", "stories", own_root / "run", settings, Budget("steps", 4), say=lambda _: None).run()
+    (own_root / "data" / "stories.txt").write_text(STORIES.read_text()[:5000])
+    notes = own_root / "notes.md"
+    notes.write_text("From the test's own text.")
+    (own_root / "checkpoints").mkdir()
+    main = runpy.run_path(str(ROOT / "scripts" / "release.py"))["main"]
+    main([str(own_root / "run"), "--text", "V1=stories", "--notes", str(notes)])
+
+    released = load_checkpoint(own_root / "checkpoints" / "nlm")
+    assert released["step"] == 4
+    losses = json.loads((released["path"] / "losses.json").read_text())
+    assert losses["checkpoint"] == released["sha256"]
+    card = (released["path"] / "README.md").read_text()
+    measured = losses["texts"]["V1"]["bits_per_byte"]
+    assert f"{measured['value']:.4f} ± {measured['error']:.4f}" in card
+    assert released["sha256"] in card
+    assert "From the test's own text." in card
+    assert (released["path"] / "log.csv").read_text() == (own_root / "run" / "log.csv").read_text()
+    capsys.readouterr()

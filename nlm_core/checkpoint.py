@@ -11,6 +11,7 @@ The last hash names the checkpoint: it changes with any bit of the weights, the 
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,10 @@ def _read_verified(folder: Path) -> dict[str, Any]:
     content = _read_config(folder)
     if content.get("sha256") != _digest(content):
         raise UserError(f"{shown(folder / CONFIG)} is damaged or was edited: its hash differs")
-    for name, expected in content["files"].items():
+    files = content.get("files")
+    if not isinstance(files, dict) or not {WEIGHTS, TOKENIZER} <= files.keys():
+        raise UserError(f"{shown(folder / CONFIG)} does not list the checkpoint's files")
+    for name, expected in files.items():
         if not (folder / name).is_file():
             raise UserError(f"{shown(folder / name)} is missing")
         if sha256_of(folder / name) != expected:
@@ -155,6 +159,8 @@ def load_checkpoint(path: str | Path | None = None, say: Callable[[str], None] =
     if (path / STEPS).is_dir():
         return _newest(path, say)
     content = _read_verified(path)
+    if missing := {"model", "step", "metrics", "training"} - content.keys():
+        raise UserError(f"{shown(path / CONFIG)} lacks {', '.join(sorted(missing))}")
     config = ModelConfig.from_dict(content["model"])
     params = {name: value.astype(np.float32) for name, value in _read_arrays(path / WEIGHTS).items()}
     with torch.device("meta"):
@@ -187,8 +193,10 @@ def load_optimizer(checkpoint: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def step_folders(run: Path) -> list[Path]:
-    """A run's checkpoints, oldest first."""
-    return sorted(path for path in (run / STEPS).glob("step-*") if path.is_dir())
+    """A run's own checkpoints, oldest first; copies that a person made under other names are left alone."""
+    if not (run / STEPS).exists():
+        return []
+    return sorted(path for path in (run / STEPS).iterdir() if re.fullmatch(r"step-\d{8}", path.name))
 
 
 def _newest(run: Path, say: Callable[[str], None]) -> dict[str, Any]:

@@ -77,6 +77,11 @@ def tokenizer_train(
     vocab_size: Annotated[int, typer.Option(help="256 bytes and the merges.")] = 4096,
 ) -> None:
     """Learn a byte-level BPE from text."""
+    if out.exists():
+        try:
+            Tokenizer.load(out)
+        except UserError:
+            raise UserError(f"{shown(out)} is there already and is no tokenizer; give another --out") from None
     tokenizer = Tokenizer.train(files, vocab_size)
     tokenizer.save(out)
     typer.echo(f"{shown(out)}: {tokenizer.vocab_size:,} tokens")
@@ -162,12 +167,13 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End before this string; repeatable.")] = None,
 ) -> None:
     """Write stories and print them as they are written."""
-    if n < 1:
-        raise UserError(f"-n must be 1 or more, not {n}")
+    if not 1 <= n <= 10_000:
+        raise UserError(f"-n must be 1 to 10,000, not {n}")
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     loaded = load_checkpoint(checkpoint, _note)
     model = NLM.from_params(loaded["config"], loaded["params"])
-    sys.stdout.reconfigure(errors="replace")
+    if sys.stdout is not None:  # it is when the shell closed it
+        sys.stdout.reconfigure(errors="replace")
     texts = begin(model, loaded["tokenizer"], [prompt] * n, range(seed, seed + n), stop)
     row = shown_characters = 0
     for _ in write(model, loaded["tokenizer"], texts, max_new_tokens, sampling):
@@ -201,6 +207,8 @@ def main() -> None:
         _fail(str(error), 2)
     except Diverged as error:
         _fail(str(error), 1)
+    except MemoryError:
+        _fail("this does not fit into memory; choose a smaller model, context or batch", 2)
     except OSError as error:
         _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2)
 

@@ -12,6 +12,9 @@ from nlm_core.errors import UserError
 KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
 
 
+MOST_PARAMETERS = 10**9
+
+
 class Config:
     """What the two kinds of settings share: strict reading from JSON and from `KEY=VALUE` words."""
 
@@ -65,12 +68,23 @@ class ModelConfig(Config):
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            self._require(value >= 1, f"{field.name} must be 1 or more, not {value}")
+            self._require(1 <= value <= 1 << 20, f"{field.name} must be 1 to {1 << 20:,}, not {value}")
+        self._require(
+            self.n_parameters <= MOST_PARAMETERS,
+            f"this shape has {self.n_parameters:,} parameters; nlm is made for small models of at most "
+            f"{MOST_PARAMETERS:,}",
+        )
         self._require(
             self.d_model % self.n_heads == 0,
             f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}; "
             "each head needs the same whole number of channels",
         )
+
+    @property
+    def n_parameters(self) -> int:
+        """Two tables, a final norm, and in each block 12 C^2 weights, 9 C biases and 4 C of the norms."""
+        C = self.d_model
+        return (self.vocab_size + self.context_length + 2) * C + self.n_layers * (12 * C**2 + 13 * C)
 
     @property
     def head_size(self) -> int:
@@ -128,11 +142,12 @@ class TrainConfig(Config):
         self._require(self.seed < 1 << 63, f"seed must fit into 63 bits, which {self.seed} does not")
         for name in ("batch_size", "micro_batch_size", "log_every", "eval_every", "eval_tokens", "save_every"):
             value = getattr(self, name)
-            self._require(value >= 1, f"{name} must be 1 or more, not {value}")
+            self._require(1 <= value <= 1 << 40, f"{name} must be 1 to {1 << 40:,}, not {value}")
+        self._require(self.batch_size <= 1 << 16, f"batch_size must be at most {1 << 16:,}, not {self.batch_size}")
         for name in ("decay_fraction", "dropout", "beta1", "beta2", "momentum"):
             value = getattr(self, name)
             self._require(0 <= value < 1, f"{name} must be at least 0 and below 1, not {value}")
-        self._require(0 < self.lr < math.inf, f"lr must be a finite number above 0, not {self.lr}")
+        self._require(0 < self.lr <= 1e30, f"lr must be above 0 and at most 1e30, not {self.lr}")
         for name, allowed in (
             ("optimizer", ("muon", "adamw")),
             ("precision", ("auto", "float32", "bfloat16")),
@@ -156,8 +171,8 @@ class Budget:
     def __post_init__(self) -> None:
         if self.unit not in ("steps", "tokens", "minutes"):
             raise UserError(f"a budget is in steps, tokens or minutes, not in {self.unit!r}")
-        if not (math.isfinite(self.amount) and self.amount > 0):
-            raise UserError(f"--{self.unit} must be above 0, not {self.amount:g}")
+        if not 0 < self.amount <= 1e15:
+            raise UserError(f"--{self.unit} must be above 0 and at most 1e15, not {self.amount}")
 
     def steps(self, tokens_per_step: int) -> int | None:
         """The budget in steps; None where that depends on the machine's speed."""

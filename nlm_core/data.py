@@ -42,7 +42,7 @@ def corpus_folder(name: str) -> Path:
     Raises:
         UserError: the name is not a plain folder name.
     """
-    if not name or name.startswith(".") or name != Path(name).name or "\\" in name:
+    if not name.isprintable() or name.startswith(".") or name != Path(name).name or not name or "\\" in name:
         raise UserError(f"{name!r} can't be the name of a corpus; use letters, digits and hyphens")
     return project_root() / "data" / name
 
@@ -75,7 +75,8 @@ def the_corpus(name: str | None) -> str:
 
 
 def text_files(name: str, split: str) -> list[Path]:
-    return sorted(path for path in (corpus_folder(name) / split).glob("*") if not path.name.startswith("."))
+    paths = (corpus_folder(name) / split).glob("*")
+    return sorted(path for path in paths if path.is_file() and not path.name.startswith("."))
 
 
 def require_space(folder: Path, needed: int) -> None:
@@ -84,7 +85,7 @@ def require_space(folder: Path, needed: int) -> None:
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise UserError(f"{needed / 1e6:,.0f} MB are needed but only {free / 1e6:,.0f} MB are free in {shown(folder)}")
+        raise UserError(f"{needed / 1e6:,.2f} MB are needed but only {free / 1e6:,.2f} MB are free in {shown(folder)}")
 
 
 def add(files: list[Path], split: str, name: str) -> list[Path]:
@@ -110,6 +111,10 @@ def add(files: list[Path], split: str, name: str) -> list[Path]:
             raise UserError(
                 f"{shown(target)} is there already, with other text; rename the new file or delete that one"
             )
+        other = next(part for part in SPLITS if part != split)
+        for twin in text_files(name, other):
+            if sha256_of(twin) == sha256_of(file):
+                raise UserError(f"{shown(file)} is the same text as {shown(twin)}: a model must not be judged by it")
     require_space(folder, sum(Path(file).stat().st_size for file in files))
     for file, target in zip(files, targets, strict=True):
         if not target.exists():
@@ -126,12 +131,14 @@ class _Map:
         self.tokens = self.text_bytes = self.stories = 0
 
     def write(self, ids: np.ndarray, text: str) -> None:
-        ids.astype("<u2").tofile(self.file)
+        self.file.write(ids.astype("<u2").tobytes())  # not tofile(), which loses a full disk's error
         self.tokens += len(ids)
         self.text_bytes += len(text.encode())
 
     def close(self) -> dict[str, Any]:
         self.file.close()
+        if self.path.stat().st_size != 2 * self.tokens:
+            raise UserError(f"{shown(self.path)} was not written whole; is the disk full?")
         return {
             "stories": self.stories,
             "bytes": self.text_bytes,
@@ -246,8 +253,8 @@ class Corpus:
         try:
             tokenizer_sha256 = manifest["tokenizer"]["sha256"]
             for split in SPLITS:
-                before = {entry["name"]: entry["bytes"] for entry in manifest["files"][split]}
-                now = {file.name: file.stat().st_size for file in text_files(name, split)}
+                before = {entry["name"]: entry["sha256"] for entry in manifest["files"][split]}
+                now = {file.name: sha256_of(file) for file in text_files(name, split)}
                 if now != before:
                     raise UserError(f"the {split} text of corpus {name!r} has changed since it was prepared; {again}")
             maps = {}
@@ -257,6 +264,8 @@ class Corpus:
                     raise UserError(f"{shown(path)} is damaged; {again}")
                 empty = manifest["maps"][part]["tokens"] == 0
                 maps[part] = np.zeros(0, "<u2") if empty else np.memmap(path, dtype="<u2", mode="r")
+            if manifest["name"] != name:
+                raise UserError(f"{shown(folder)} belongs to the corpus {manifest['name']!r}; {again}")
         except (KeyError, TypeError):
             raise UserError(f"{shown(folder / 'manifest.json')} is not a manifest; {again}") from None
         tokenizer = Tokenizer.load(readable_file(folder / "tokenizer.json"))

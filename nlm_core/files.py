@@ -135,9 +135,9 @@ def folder_written_whole(path: str | Path) -> Iterator[Path]:
     A folder already there is replaced; it stays as it was if anything fails. (A process that is killed between the two
     renames leaves neither; the runs of `nlm_core.train` therefore write each checkpoint under a name of its own.)
     """
-    path = Path(path)
-    if path.exists() and not path.is_dir():
+    if Path(path).exists() and not Path(path).is_dir():
         raise UserError(f"{shown(path)} is a file; give the name of a folder")
+    path = Path(path).resolve()  # a link stays, and what it points to is replaced
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary, old = _hidden_name(path, "tmp"), _hidden_name(path, "old")
     shutil.rmtree(temporary, ignore_errors=True)

@@ -93,7 +93,7 @@ def begin(
         if not 0 <= number < 2**63:
             raise UserError(f"a seed must be from 0 to 2^63 - 1, not {number}")
     stops = [stop] if isinstance(stop, str) else list(stop or [])
-    if "" in stops:
+    if not all(tok.encode(word) for word in stops):  # which also refuses what is not text
         raise UserError("a stop string must not be empty")
     limit = model.config.context_length
     texts = []

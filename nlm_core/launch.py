@@ -9,10 +9,7 @@ from nlm_core.data import Corpus, the_corpus
 from nlm_core.errors import UserError
 from nlm_core.files import project_root, shown
 from nlm_core.runfolder import RunFolder
-from nlm_core.train import Trainer
-
-# What may differ when a run is resumed, beside the budget. Anything else would make it another run.
-MAY_CHANGE = ("log_every", "eval_every", "eval_tokens", "save_every", "device")
+from nlm_core.train import MAY_CHANGE, Trainer
 
 
 def new_run(
@@ -63,8 +60,11 @@ def resume_run(
         name, tokenizer, train = text["name"], text["tokenizer"]["sha256"], text["train"]["sha256"]
         # A budget in minutes that became steps stays those steps.
         steps = before["budget"]["steps"]
-        old_budget = Budget(before["budget"]["unit"], before["budget"]["amount"]) if steps is None else None
-    except (KeyError, TypeError):
+        old_budget = Budget(before["budget"]["unit"], before["budget"]["amount"])
+        old_budget = old_budget if steps is None else Budget("steps", steps)
+        if not isinstance(before["machine"], dict) or not isinstance(before.get("resumed", []), list):
+            raise TypeError
+    except (KeyError, TypeError, AttributeError):
         raise UserError(f"{shown(folder.config_file)} is not the record of a run") from None
     for key, value in overrides.items():
         if key not in settings:
@@ -83,5 +83,4 @@ def resume_run(
         raise UserError(f"the training text of corpus {name!r} has changed since this run began")
     changes = {key: value for key, value in overrides.items() if key in MAY_CHANGE}
     config = TrainConfig.from_dict({**config.to_dict(), **changes})
-    budget = budget or old_budget or Budget("steps", steps)
-    return Trainer(folder, corpus, model_config, config, budget, resume=True, say=say)
+    return Trainer(folder, corpus, model_config, config, budget or old_budget, resume=True, say=say)

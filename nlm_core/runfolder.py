@@ -78,20 +78,31 @@ class RunFolder:
         for folder in step_folders(self.path)[:-KEPT]:
             shutil.rmtree(folder)
 
-    def cut_log(self, step: int) -> None:
-        """Drop what was logged after `step`: a resumed run does those steps again. Also starts a new log."""
-        rows = []
+    def cut_log(self, step: int) -> Path | None:
+        """Drop what was logged after `step`: a resumed run does those steps again. Also starts a new log.
+
+        Returns:
+            Where a log went that could not be read; None where there was none such.
+        """
+        rows: list[dict[str, str]] = []
+        damaged = None
         if self.log_file.exists():
-            with open(self.log_file, newline="") as file:
-                for row in csv.DictReader(file):
+            with open(self.log_file, newline="", encoding="utf-8-sig", errors="replace") as file:
+                reader = csv.DictReader(file)
+                if reader.fieldnames != COLUMNS:
+                    damaged = self.log_file.with_name("log.csv.damaged")
+                for row in reader if damaged is None else ():
                     # A kill can leave half a last line.
                     if None in row or None in row.values() or not row["step"].isdigit() or int(row["step"]) > step:
                         break
                     rows.append(row)
+        if damaged is not None:
+            self.log_file.replace(damaged)
         with written_whole(self.log_file, "w") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
+        return damaged
 
     def log(self, **values: Any) -> None:
         with open(self.log_file, "a", newline="") as file:

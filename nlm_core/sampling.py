@@ -45,8 +45,8 @@ class Sampling:
             raise UserError(f"top_k must be 1 or more, not {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UserError(f"top_p must be above 0 and at most 1, not {self.top_p}")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise UserError(f"repetition_penalty must be above 0 (1 means none), not {self.repetition_penalty}")
+        if not 0.01 <= self.repetition_penalty <= 100:
+            raise UserError(f"repetition_penalty must be from 0.01 to 100 (1: none), not {self.repetition_penalty}")
 
 
 def gumbel_noise(seed: int, position: int, size: int) -> Float[np.ndarray, " size"]:
@@ -106,6 +106,8 @@ def choose(
     """
     if sampling.temperature == 0:
         return logits.argmax(dim=-1).cpu()
-    logits = narrowed(logits.cpu().double() / sampling.temperature, sampling.top_k, sampling.top_p)
+    logits = logits.cpu().double()
+    logits = logits - logits.amax(dim=-1, keepdim=True)  # or the smallest temperatures would make them infinite
+    logits = narrowed(logits / sampling.temperature, sampling.top_k, sampling.top_p)
     noise = [gumbel_noise(*key, logits.shape[-1]) for key in zip(seeds, positions, strict=True)]
     return (logits + torch.from_numpy(np.stack(noise))).argmax(dim=-1)

@@ -190,7 +190,7 @@ def score(
         halves = [ngram_nats(tokens.ids[tokens.stories % 2 != half], tokens.ids, V) for half in (0, 1)]
         odd = tokens.stories[1:] % 2 == 1
         unigram, bigram = (np.where(odd, halves[1][kind], halves[0][kind]) for kind in (0, 1))
-        fitted_on = "the other half of the same stories"
+        fitted_on = "the other half of the same stories" if tokens.stories[-1] > 0 else "nothing: it is one story"
     return Score(
         nats=nats.astype(np.float64),
         classes=tokens.classes[1:],

@@ -34,6 +34,8 @@ from nlm_core.model import NLM
 from nlm_core.optim import learning_rate, make_optimizers, restore_state, state_arrays
 from nlm_core.runfolder import RunFolder
 
+# What may differ when a run is resumed, beside the budget. Anything else would make it another run.
+MAY_CHANGE = ("log_every", "eval_every", "eval_tokens", "save_every", "device")
 MEASURED_STEPS = 50  # a budget in minutes is turned into steps after so many
 
 
@@ -88,6 +90,14 @@ class Trainer:
     # ---- the state that a checkpoint holds
 
     def _restore(self, checkpoint: dict[str, Any]) -> None:
+        before = checkpoint["config"].to_dict() | checkpoint["training"].get("settings", {})
+        now = self.model.config.to_dict() | self.config.to_dict()
+        changed = [key for key, value in before.items() if key not in MAY_CHANGE and now[key] != value]
+        if changed:
+            raise UserError(
+                f"{shown(self.folder.config_file)} was edited: {changed[0]} is {now[changed[0]]!r}, but the run was "
+                f"trained with {before[changed[0]]!r}"
+            )
         self.model.load_state_dict({name: torch.from_numpy(value) for name, value in checkpoint["params"].items()})
         restore_state(self.model, self.optimizers, load_optimizer(checkpoint))
         training = checkpoint["training"]
@@ -108,6 +118,7 @@ class Trainer:
                 "elapsed": self.elapsed,
                 "loss_sum": self.loss_sum,
                 "loss_count": self.loss_count,
+                "settings": self.config.to_dict(),
             },
         )
         self.unsaved = False
@@ -152,6 +163,8 @@ class Trainer:
                 for damaged in step_folders(self.folder.path):
                     if damaged > checkpoint["path"]:
                         self.folder.discard(damaged)
+            elif self.resume:
+                self.say("the run has no checkpoint, so it starts again from step 0")
             if self.total is not None and self.step > self.total:
                 raise UserError(f"the run has done {self.step:,} steps already, more than the {self.total:,} asked for")
             if len(self.corpus.choose) < 2:
@@ -160,7 +173,8 @@ class Trainer:
             self.folder.write_config(self.record)
             # A checkpoint that remembers losses not yet reported was saved before the line of its step was written
             # (a signal came during the evaluation); if a later moment wrote that line, it is about to be written again.
-            self.folder.cut_log(self.step - 1 if self.loss_count else self.step)
+            if damaged_log := self.folder.cut_log(self.step - 1 if self.loss_count else self.step):
+                self.say(f"log.csv was damaged; it is now {shown(damaged_log)}, and a new log begins")
             with self._listening():
                 self._loop()
         return self.folder.step_folder(self.step)
@@ -189,7 +203,11 @@ class Trainer:
         first_step, speed_from = self.step, None
         self._reported_at = (self.step, self.elapsed)
         with tqdm(
-            total=self.total, initial=self.step, unit="step", disable=None if self.progress else True, file=sys.stderr
+            total=self.total,
+            initial=self.step,
+            unit="step",
+            disable=None if self.progress and sys.stderr is not None else True,
+            file=sys.stderr,
         ) as bar:
             while True:
                 if self.loss_count and self._report_is_due():
@@ -284,6 +302,8 @@ class Trainer:
         if speed_from is None or self.step == speed_from[0] or not enough:
             return
         per_step = (self.elapsed - speed_from[1]) / (self.step - speed_from[0])
+        # From here on the learning rate may depend on the run's length, so a resumed run must never begin before here.
+        self._save()
         self.total = self.step + max(0, round((seconds - self.elapsed) / per_step))
         self.record["budget"]["steps"] = self.total
         self.folder.write_config(self.record)

@@ -61,12 +61,14 @@ def refused(result: tuple[int, str, str], *words: str) -> None:
         assert word in message, message
 
 
-def test_from_a_text_file_to_stories(nlm, mine, own_root):
+def test_from_a_text_file_to_stories(nlm, mine, own_root, stories_file):
     """What a stranger does with a text of their own."""
     code, out, _ = nlm("data", "add", mine, "--split", "train")
     assert code == 0
     assert "mine.txt: 40,000 bytes" in out
-    assert nlm("data", "add", mine, "--split", "valid")[0] == 0
+    other = own_root / "other.txt"
+    other.write_text(stories_file.read_text()[40_000:60_000])
+    assert nlm("data", "add", other, "--split", "valid", "--name", "mine")[0] == 0
     code, out, _ = nlm("tokenizer", "train", mine, "--out", "tok.json", "--vocab-size", "400")
     assert (code, "400 tokens" in out) == (0, True)
     code, out, _ = nlm("data", "prepare", "--tokenizer", "tok.json")
@@ -225,3 +227,30 @@ def test_help_of_every_command(nlm):
         code, out, _ = nlm(*words, "--help")
         assert code == 0
         assert "Usage: nlm" in out
+
+
+def test_training_a_tokenizer_never_replaces_a_text(nlm, mine):
+    before = mine.read_bytes()
+    refused(nlm("tokenizer", "train", mine, "--vocab-size", "300", "--out", mine), "mine.txt is there already")
+    assert mine.read_bytes() == before
+    for size in ("300", "310"):  # an older tokenizer may be replaced
+        assert nlm("tokenizer", "train", mine, "--vocab-size", size, "--out", "tok.json")[0] == 0
+
+
+def test_text_to_judge_by_must_not_be_the_text_to_learn_from(nlm, mine):
+    assert nlm("data", "add", mine, "--split", "train")[0] == 0
+    refused(nlm("data", "add", mine, "--split", "valid"), "is the same text as data/mine/train/mine.txt")
+
+
+def test_absurd_settings_are_refused_before_any_work(nlm, mine):
+    nlm("data", "add", mine, "--split", "train")
+    nlm("data", "prepare", "--tokenizer", GOLDEN / "tokenizer.json")
+    refused(nlm("train", "--set", "d_model=1000000"), "nlm is made for small models")
+    refused(nlm("train", "--set", "n_layers=100000000"), "n_layers must be 1 to")
+    refused(nlm("train", "--set", "batch_size=1000000000"), "batch_size must be at most")
+    refused(nlm("train", "--set", "lr=1e300"), "lr must be")
+    refused(nlm("train", "--minutes", "1e308"), "at most 1e15")
+    refused(nlm("train", "--steps", "1" + "0" * 400), "at most 1e15")
+    refused(nlm("generate", GOLDEN, "-n", "3000000"), "1 to 10,000")
+    refused(nlm("generate", GOLDEN, "--stop", "a\udcff"), "surrogate")
+    refused(nlm("generate", GOLDEN, "--repetition-penalty", "1e-300"), "repetition_penalty")

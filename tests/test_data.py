@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -28,7 +31,7 @@ def parts(tmp_path, stories_file) -> tuple[Path, Path]:
     paths = (tmp_path / "in" / "a.txt", tmp_path / "in" / "b.txt")
     paths[0].parent.mkdir()
     for path, some in zip(paths, (found[:20], found[20:]), strict=True):
-        path.write_text("".join(some))
+        path.write_text("Ein größerer Hund 😀. " + "".join(some))
     return paths
 
 
@@ -185,8 +188,8 @@ def test_the_manifest_says_what_is_in_the_maps(own_root, parts, tokenizer, monke
     ],
 )
 def test_stories_are_counted_alike_in_every_split(tmp_path, tokenizer, monkeypatch, raw, count):
-    (tmp_path / "text.txt").write_bytes(raw.encode())
-    for split in data.SPLITS:
+    for split, more in (("train", b""), ("valid", b"\n")):  # the same text in both would be refused
+        (tmp_path / "text.txt").write_bytes(raw.encode() + more)
         add([tmp_path / "text.txt"], split, "mine")
     for block_bytes in (1, 4, 13, 19, 20, 37, 1000):
         monkeypatch.setattr(text, "BLOCK_BYTES", block_bytes)
@@ -311,3 +314,41 @@ def test_a_manifest_without_its_tokenizer(own_root, parts, tokenizer, other):
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=r"manifest\.json is not a manifest"):
         Corpus.open("mine")
+
+
+def test_a_map_that_was_not_written_whole_is_noticed(own_root, parts, tokenizer):
+    """As when the disk fills up in the middle: here by a limit on the size of files, in a process of its own."""
+    add([parts[0]], "valid", "mine")
+    program = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096));"
+        "from nlm_core.data import prepare; from nlm_core.tokenizer import Tokenizer; prepare('mine', Tokenizer([]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "File too large" in done.stderr
+    assert not (own_root / "data" / "mine" / "prepared").exists()
+
+
+def test_a_changed_text_of_the_same_length_is_noticed(own_root, parts, tokenizer):
+    (target,) = add([parts[0]], "train", "mine")
+    prepare("mine", tokenizer)
+    target.write_bytes(target.read_bytes().replace(b"the", b"xyz"))
+    with pytest.raises(UserError, match="has changed since it was prepared"):
+        Corpus.open("mine")
+
+
+def test_a_linked_folder_stays_a_link(own_root, parts, tokenizer):
+    add([parts[0]], "train", "mine")
+    elsewhere = own_root / "elsewhere"
+    elsewhere.mkdir()
+    (own_root / "data" / "mine" / "prepared").symlink_to(elsewhere)
+    for _ in range(2):
+        prepare("mine", tokenizer)
+    assert (own_root / "data" / "mine" / "prepared").is_symlink()
+    assert len(Corpus.open("mine").train) > 0
+
+
+def test_a_pipe_among_the_texts_is_left_alone(own_root, parts, tokenizer):
+    add([parts[0]], "train", "mine")
+    os.mkfifo(own_root / "data" / "mine" / "train" / "pipe")
+    assert [entry["name"] for entry in prepare("mine", tokenizer)["files"]["train"]] == [parts[0].name]

@@ -149,6 +149,11 @@ def test_a_seed_may_be_a_numpy_integer(model, tokenizer):
     assert generate(model, tokenizer, ["The"], max_new_tokens=5, seed=np.int64(3)) == plain
 
 
+def test_the_smallest_temperature_is_greedy(model, tokenizer):
+    greedy = generate(model, tokenizer, ["The"], max_new_tokens=10, temperature=0)
+    assert generate(model, tokenizer, ["The"], max_new_tokens=10, temperature=1e-310) == greedy
+
+
 def test_seeds_differ(model, tokenizer):
     assert len(set(generate(model, tokenizer, ["The"] * 6, max_new_tokens=10, seed=range(6)))) == 6
 

@@ -249,8 +249,24 @@ def test_dropout_acts_in_training_only():
     without.train()
     assert not torch.equal(model(ids), model(ids))
     assert torch.equal(without(ids), without(ids))
-    # On the embedding sum and on both branches of each block.
-    assert sum(module.p == 0.5 for module in model.modules() if isinstance(module, torch.nn.Dropout)) == 3
+    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.5}
+
+
+@torch.no_grad()
+def test_dropout_acts_on_the_embedding_sum_and_on_each_branch():
+    model = wild(ModelConfig(vocab_size=50, context_length=16, d_model=12, n_layers=2, n_heads=2))
+    ids = random_ids(2, 16, vocab_size=50)
+    embeddings = model.token_emb[ids] + model.pos_emb
+
+    def drop_all(module, inputs, output):
+        return torch.zeros_like(output)
+
+    hooks = [block.dropout.register_forward_hook(drop_all) for block in model.blocks]
+    torch.testing.assert_close(model.read(ids), model.final_norm(embeddings))
+    hooks[0].remove()
+    assert not torch.allclose(model.read(ids), model.final_norm(embeddings))
+    model.dropout.register_forward_hook(drop_all)
+    assert torch.equal(model.read(ids), model.read(ids.flip(1)))
 
 
 # ---- loading

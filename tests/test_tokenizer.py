@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
@@ -99,7 +99,14 @@ def test_words_of_the_posts_and_the_separator(full):
     assert [full.token_bytes[token] for token in full.encode(SEPARATOR)] == [b"<|", b"endoftext", b"|>"]
 
 
+def classes_of(characters: str) -> str:
+    """A text in which it matters for each character which class it belongs to."""
+    return "".join(f"a{character}a!{character}! " for character in characters)
+
+
 @given(TEXTS)
+@example(classes_of("".join(map(chr, range(0x3000)))))
+@example(classes_of("\ud7ff\ue000\uffff\U00010000\U0010ffff"))
 def test_our_regular_expression_is_the_librarys(text):
     split = pre_tokenizers.Split(Regex(PATTERN), "isolated").pre_tokenize_str(text)
     assert [(piece, start) for piece, (start, _) in split] == [(m.group(), m.start()) for m in PIECE.finditer(text)]

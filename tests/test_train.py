@@ -195,6 +195,87 @@ def test_a_trainer_never_starts_over_an_old_run(corpus, tmp_path):
     assert all(before[name].tobytes() == value.tobytes() for name, value in weights(last).items())
 
 
+def test_a_kill_right_after_minutes_became_steps(corpus, tmp_path):
+    """The learning rate depends on the run's length from that step on: a resumed run begins no earlier."""
+    run = new_run("tiny", "stories", tmp_path / "run", {**SETTINGS, "save_every": 1000}, Budget("minutes", 1.0))
+    run.say = lambda _: None
+    write_config = run.folder.write_config
+    writes = 0
+
+    def killed_at_the_second_write(record):
+        nonlocal writes
+        write_config(record)
+        writes += 1
+        if writes == 2:
+            raise KeyboardInterrupt
+
+    run.folder.write_config = killed_at_the_second_write
+    with pytest.raises(KeyboardInterrupt):
+        run.run()
+    again = resumed(tmp_path / "run")
+    assert again.total is not None
+    assert [int(path.name[5:]) for path in (tmp_path / "run" / "checkpoints").iterdir()] == [run.step]
+
+
+def test_a_lost_checkpoint_is_said(corpus, tmp_path):
+    trainer(tmp_path / "run", 4).run()
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    said = []
+    resume_run(tmp_path / "run", None, {}, None, say=said.append).run()
+    assert any("starts again from step 0" in line for line in said)
+
+
+def test_a_copy_that_a_person_made_is_neither_the_newest_nor_pruned(corpus, tmp_path):
+    trainer(tmp_path / "run", 8).run()
+    folder = tmp_path / "run" / "checkpoints"
+    shutil.copytree(folder / "step-00000004", folder / "step-best")
+    assert load_checkpoint(tmp_path / "run")["step"] == 8
+    resumed(tmp_path / "run", Budget("steps", 16)).run()
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000012", "step-00000016", "step-best"]
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ({"model": {"n_heads": 4}}, None, "n_heads is 4, but the run was trained with 2"),
+        ({"model": {"d_model": 32}}, None, "d_model is 32"),
+        ({"train": {"lr": 0.5}}, None, "lr is 0.5"),
+        ({"train": {"optimizer": "adamw"}}, None, "optimizer is 'adamw'"),
+        (None, {"model": []}, "is not the record of a run"),
+        (None, {"machine": None}, "is not the record of a run"),
+        (None, {"resumed": "x"}, "is not the record of a run"),
+        ({"budget": {"steps": "abc"}}, None, "is not the record of a run"),
+    ],
+)
+def test_an_edited_record_is_refused(corpus, tmp_path, part, value, message):
+    trainer(tmp_path / "run", 4).run()
+    file = tmp_path / "run" / "config.json"
+    record = json.loads(file.read_text())
+    for key, changes in (part or {}).items():
+        record[key] |= changes
+    file.write_text(json.dumps(record | (value or {})))
+    with pytest.raises(UserError, match=message):
+        resumed(tmp_path / "run").run()
+
+
+@pytest.mark.parametrize("start", [b"1,2,3\n", b"\xff\xfe", b"step,tokens,loss,more\n"])
+def test_a_damaged_log_does_not_stop_a_run(corpus, tmp_path, start):
+    trainer(tmp_path / "run", 4).run()
+    log = tmp_path / "run" / "log.csv"
+    log.write_bytes(start + log.read_bytes())
+    resumed(tmp_path / "run", Budget("steps", 6)).run()
+    assert [row["step"] for row in log_rows(tmp_path / "run")] == ["6"]
+    assert (tmp_path / "run" / "log.csv.damaged").read_bytes().startswith(start)
+
+
+def test_a_log_saved_by_a_spreadsheet_is_read(corpus, tmp_path):
+    trainer(tmp_path / "run", 4).run()
+    log = tmp_path / "run" / "log.csv"
+    log.write_bytes(b"\xef\xbb\xbf" + log.read_bytes())
+    resumed(tmp_path / "run", Budget("steps", 6)).run()
+    assert [row["step"] for row in log_rows(tmp_path / "run")] == ["3", "4", "6"]
+
+
 KILLED = """
 import sys, torch
 torch.set_num_threads(1)

@@ -69,10 +69,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def _hidden_name(path: Path, ending: str) -> Path:
-    """Where this process works on `path`; what killed processes left there is removed."""
+    """Where this process works on `path`; what killed processes left there is removed, the only copy put back."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.{ending}"):
         owner = leftover.name.split(".")[-2]
-        if owner.isdigit() and not _is_alive(int(owner)):
+        if not owner.isdecimal() or _is_alive(int(owner)):
+            continue
+        if ending == "old" and not path.exists():
+            leftover.replace(path)
+        else:
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
     return path.with_name(f".{path.name}.{os.getpid()}.{ending}")
 
@@ -82,8 +86,8 @@ def _is_alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
-        pass  # somebody else's
+    except (PermissionError, OverflowError):
+        pass  # somebody else's; not a process at all
     return True
 
 

@@ -116,6 +116,31 @@ def test_a_folder_can_not_take_the_name_of_a_file(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "dear diary"
 
 
+NOBODY = (1 << 31) - 1  # more than any process id
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_a_killed_process_left_is_cleared_away_but_never_the_only_copy(tmp_path, there):
+    make_old(tmp_path / f".folder.{NOBODY}.old")
+    (tmp_path / f".folder.{NOBODY}.tmp").mkdir()
+    (tmp_path / f".folder.{os.getppid()}.tmp").mkdir()
+    if there:
+        make_old(tmp_path / "folder")
+    with pytest.raises(ValueError), folder_written_whole(tmp_path / "folder"):
+        raise ValueError
+    assert names(tmp_path) == [f".folder.{os.getppid()}.tmp", "folder"]
+    assert names(tmp_path / "folder") == ["old.txt"]
+
+
+def test_hidden_files_of_other_programs_stay(tmp_path):
+    others = [".a.txt.20260101123000.tmp", ".a.txt.².tmp", ".a.txt.swp.tmp", ".a.txt.tmp"]
+    for name in others:
+        (tmp_path / name).touch()
+    with written_whole(tmp_path / "a.txt", "w") as file:
+        file.write("text")
+    assert names(tmp_path) == sorted([*others, "a.txt"])
+
+
 # ---- reading
 
 

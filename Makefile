@@ -11,6 +11,7 @@ help:  ## show this list
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "nlm needs Python 3.11 or newer; name one: make PYTHON=python3.11 ...")'
+	@echo "Installing into .venv: some minutes, about 2 GB."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $(READY)

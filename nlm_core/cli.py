@@ -68,6 +68,9 @@ def data_prepare(
     manifest = prepare(name, Tokenizer.load(tokenizer or default_checkpoint() / TOKENIZER), replace, progress=True)
     for part, entry in manifest["maps"].items():
         typer.echo(f"{part:>7}: {entry['stories']:,} stories, {entry['bytes']:,} bytes, {entry['tokens']:,} tokens")
+    empty = [part for part in ("choose", "report") if not manifest["maps"][part]["tokens"]]
+    if manifest["files"]["valid"] and empty:
+        _note(f"no validation story fell into the half {empty[0]!r}; add more, each with <|endoftext|> behind it")
 
 
 @tokenizer_app.command("train")
@@ -167,6 +170,10 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End before this string; repeatable.")] = None,
 ) -> None:
     """Write stories and print them as they are written."""
+    if checkpoint is not None and not checkpoint.is_dir():
+        raise UserError(
+            f"{shown(checkpoint)} is not a folder with a checkpoint; how a story begins goes behind --prompt"
+        )
     if not 1 <= n <= 10_000:
         raise UserError(f"-n must be 1 to 10,000, not {n}")
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)

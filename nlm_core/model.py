@@ -179,7 +179,9 @@ class NLM(nn.Module):
         """Make a model of arrays by name, as `load_checkpoint` returns them; ready for use (float32, no dropout)."""
         with torch.device("meta"):  # no fresh weights: drawing them would take time and move the global generator
             model = cls(config)
-        model.load_state_dict({name: torch.from_numpy(value) for name, value in params.items()}, assign=True)
+        # Copies, so that what is done to the model is not done to the arrays.
+        copies = {name: torch.tensor(value, dtype=torch.float32) for name, value in params.items()}
+        model.load_state_dict(copies, assign=True)
         return model.eval()
 
     def forward(self, ids: Int[Tensor, "B T"], cache: KVCache | None = None) -> Float[Tensor, "B T V"]:

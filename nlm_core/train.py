@@ -167,6 +167,11 @@ class Trainer:
                 self.say("the run has no checkpoint, so it starts again from step 0")
             if self.total is not None and self.step > self.total:
                 raise UserError(f"the run has done {self.step:,} steps already, more than the {self.total:,} asked for")
+            if self.budget.unit == "minutes" and self.elapsed >= 60 * self.budget.amount:
+                raise UserError(
+                    f"the run has used {self.elapsed / 60:.1f} minutes already, of {self.budget.amount:g}; "
+                    "minutes count from its beginning"
+                )
             if len(self.corpus.choose) < 2:
                 self.say("there is no validation text for choices, so the log has no validation loss")
             self.record = self._describe_run()
@@ -265,6 +270,9 @@ class Trainer:
         self.unsaved = True
         self._reported_at = (self.step, self.elapsed)
         bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s")
+        if self.progress and bar.disable and self._evaluation_is_due():  # no terminal: a line now and then instead
+            validation = f", validation {losses['validation_loss']}" if losses["validation_loss"] else ""
+            self.say(f"step {self.step:,} of {self.total or '?'}: loss {loss:.3f}{validation}, {speed:,.0f} tokens/s")
 
     def _train_step(self) -> float:
         """One update of the weights; returns the mean loss of the batch in nats per token."""
@@ -286,7 +294,7 @@ class Trainer:
             raise Diverged(
                 f"the loss is {loss_sum} (gradient norm {norm.item()}) at step {self.step + 1:,}, so the run stops; "
                 + (f"the last good checkpoint stays in {shown(kept[-1])}" if kept else "there is no checkpoint yet")
-                + ". A smaller lr usually helps"
+                + ". A smaller lr usually helps: start again with another --out"
             )
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:

@@ -71,9 +71,10 @@ def test_from_a_text_file_to_stories(nlm, mine, own_root, stories_file):
     assert nlm("data", "add", other, "--split", "valid", "--name", "mine")[0] == 0
     code, out, _ = nlm("tokenizer", "train", mine, "--out", "tok.json", "--vocab-size", "400")
     assert (code, "400 tokens" in out) == (0, True)
-    code, out, _ = nlm("data", "prepare", "--tokenizer", "tok.json")
+    code, out, err = nlm("data", "prepare", "--tokenizer", "tok.json")
     assert code == 0
     assert "train:" in out
+    assert err == ""
     code, out, _ = nlm("train", "--preset", "tiny", "--steps", "6", "--out", "run", *TINY)
     assert code == 0
     assert "parameters, float32 on cpu, into run" in out
@@ -186,6 +187,7 @@ def test_bad_input_is_one_line_and_exit_code_2(nlm, mine, own_root):
     refused(nlm("generate", GOLDEN, "--temperature", "-1"), "temperature")
     refused(nlm("generate", GOLDEN, "--top-p", "0"), "top_p")
     refused(nlm("generate", GOLDEN, "-n", "0"), "-n must be")
+    refused(nlm("generate", "Once upon a time"), "--prompt")
     refused(nlm("generate", GOLDEN, "--prompt", ""), "empty")
     refused(nlm("generate", GOLDEN, "--prompt", "word " * 100), "reads 64 at most")
     refused(nlm("loss", GOLDEN, "--data", "nowhere.txt"), "nowhere.txt does not exist")

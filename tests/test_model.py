@@ -273,6 +273,22 @@ def test_dropout_acts_on_the_embedding_sum_and_on_each_branch():
 
 
 @torch.no_grad()
+def test_a_model_of_arrays_is_independent_of_them_and_draws_no_numbers(tiny_model):
+    params = {name: value.half().numpy().copy() for name, value in tiny_model.state_dict().items()}
+    for value in params.values():
+        value.flags.writeable = False
+    generator = torch.get_rng_state()
+    model = NLM.from_params(tiny_model.config, params)
+    assert torch.equal(torch.get_rng_state(), generator)
+    for name, param in model.named_parameters():
+        assert param.requires_grad
+        assert param.dtype == torch.float32
+        assert torch.equal(param, torch.tensor(params[name]).float())
+        param.zero_()
+        assert params[name].any() or not tiny_model.state_dict()[name].any()
+
+
+@torch.no_grad()
 def test_a_model_comes_back_from_its_checkpoint_ready_for_use(tiny_model, tokenizer, tmp_path):
     save_checkpoint(tmp_path / "ckpt", tiny_model, tokenizer, dtype="float32")
     model = NLM.from_checkpoint(tmp_path / "ckpt")

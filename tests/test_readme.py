@@ -35,7 +35,7 @@ def test_nlm_commands_parse(line):
     while hasattr(command, "commands"):
         command = command.commands[words.pop(0)]
     try:
-        command.make_context("nlm", words)
+        command.make_context("nlm", list(words))
     except typer.Exit:
         assert "--help" in words
     except Exception as error:  # an inline mention may leave out what is required, but not name what is unknown

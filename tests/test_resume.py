@@ -134,6 +134,14 @@ def test_a_kill_right_after_minutes_became_steps(corpus, tmp_path):
     assert [int(path.name[5:]) for path in (tmp_path / "run" / "checkpoints").iterdir()] == [run.step]
 
 
+def test_minutes_that_are_used_up_are_refused(corpus, tmp_path):
+    trainer(tmp_path / "run", 4).run()
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    with pytest.raises(UserError, match="minutes already"):
+        resumed(tmp_path / "run", Budget("minutes", 1e-6)).run()
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
 def test_a_lost_checkpoint_is_said(corpus, tmp_path):
     trainer(tmp_path / "run", 4).run()
     shutil.rmtree(tmp_path / "run" / "checkpoints")

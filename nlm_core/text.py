@@ -10,14 +10,13 @@ from nlm_core.errors import UserError
 from nlm_core.files import readable_file, shown
 
 SEPARATOR = "<|endoftext|>"
-STORY_END = re.compile(re.escape(SEPARATOR))
 
 # Explicit code points, since \s and \p{L} differ between regular-expression engines and Unicode versions.
 WHITESPACE = " \t\n\r\x0b\x0c"
 _WORD = "0-9A-Za-z\x80-\u1fff\u2070-\U0010ffff"
 PIECE = re.compile(f"(?P<space>[{WHITESPACE}])|(?P<word>[{_WORD}]+)|(?P<other>[^{WHITESPACE}{_WORD}]+)")
 
-BLOCK_BYTES = 1 << 18
+BLOCK_BYTES = 1 << 16
 LONGEST_WORD_BYTES = 16 << 20
 
 
@@ -31,7 +30,7 @@ def pieces(text: str) -> list[str]:
 
 
 def blocks(path: str | Path) -> Iterator[str]:
-    """Yield a UTF-8 file's text in blocks of about 256 KiB, each cut behind a whitespace character.
+    """Yield a UTF-8 file's text in blocks of about 64 KiB, each cut behind a whitespace character.
 
     Since whitespace characters are pieces of their own, the blocks' tokens are the whole text's tokens.
 

@@ -22,7 +22,7 @@ from nlm_core.tokenizer import Tokenizer
 CLASSES = ("space", "word-initial", "word-internal", "punctuation", "separator")
 SPACE, INITIAL, INTERNAL, PUNCTUATION, IN_SEPARATOR = range(5)
 FIT_AT_ONCE = 10_000_000  # tokens whose pairs are counted at a time, so that any corpus fits in memory
-PRIOR = 20.0  # weight, in tokens, of the unigram estimate within the bigram's; never tuned
+PRIOR = 20.0  # weight, in tokens, of the shorter model's estimate within the longer's; never tuned
 
 
 @dataclass(frozen=True)
@@ -76,29 +76,45 @@ def tokens_of(tokenizer: Tokenizer, stories: Iterable[str]) -> Tokens:
     return Tokens(np.array(ids), np.array(classes), np.repeat(np.arange(len(counts)), counts), lengths[ids])
 
 
+def _keys(ids: np.ndarray, n: int, vocab_size: int) -> np.ndarray:
+    """One whole number for each run of n tokens."""
+    keys = np.zeros(len(ids) - n + 1, dtype=np.int64)
+    for place in range(n):
+        keys = keys * vocab_size + ids[place : place + len(keys)]
+    return keys
+
+
+def _occurrences(fit: np.ndarray, wanted: np.ndarray, n: int, vocab_size: int) -> np.ndarray:
+    """How often each wanted run of n tokens occurs in `fit`."""
+    keys, place = np.unique(wanted, return_inverse=True)
+    counts = np.zeros(len(keys))
+    for start in range(0, len(fit) - n + 1, FIT_AT_ONCE):
+        # A block reaches n - 1 tokens into the next, so that no run falls between two blocks.
+        seen = _keys(fit[start : start + FIT_AT_ONCE + n - 1].astype(np.int64), n, vocab_size)
+        found = np.searchsorted(keys, seen).clip(max=len(keys) - 1)
+        counts += np.bincount(found[keys[found] == seen], minlength=len(keys))
+    return counts[place]
+
+
 def ngram_nats(
     fit: Integer[np.ndarray, " M"], ids: Integer[np.ndarray, " N"], vocab_size: int
-) -> tuple[Float[np.ndarray, " N-1"], Float[np.ndarray, " N-1"]]:
-    """Nats of each token but the first under a unigram and a bigram model of the tokens `fit`.
+) -> dict[str, Float[np.ndarray, " N-1"]]:
+    """Nats of each token but the first under a unigram, a bigram and a trigram model of the tokens `fit`.
 
-    Unigram: counts plus one. Bigram: counts plus PRIOR times the unigram estimate (MacKay & Peto 1995).
+    Unigram: counts plus one. Each longer model: its counts plus PRIOR times the estimate of the next shorter one
+    (MacKay & Peto 1995). A word mostly follows a space token, so a bigram hardly sees the word before; a trigram does.
     """
     ids = ids.astype(np.int64)
-    wanted = ids[:-1] * vocab_size + ids[1:]
-    pairs, place = np.unique(wanted, return_inverse=True)
-    singles, pair_counts = np.zeros(vocab_size), np.zeros(len(pairs))
-    for start in range(0, len(fit), FIT_AT_ONCE):
-        # One more token than a block holds, so that no pair falls between two blocks.
-        block = fit[start : start + FIT_AT_ONCE + 1].astype(np.int64)
-        singles += np.bincount(block[:FIT_AT_ONCE], minlength=vocab_size)
-        seen = block[:-1] * vocab_size + block[1:]
-        found = np.searchsorted(pairs, seen).clip(max=len(pairs) - 1)
-        pair_counts += np.bincount(found[pairs[found] == seen], minlength=len(pairs))
-    firsts = singles.copy()
-    firsts[fit[-1:]] -= 1  # the last token is the first of no pair
-    unigram = (singles + 1.0) / (len(fit) + vocab_size)
-    bigram = (pair_counts[place] + PRIOR * unigram[ids[1:]]) / (firsts[ids[:-1]] + PRIOR)
-    return -np.log(unigram[ids[1:]]), -np.log(bigram)
+    estimate = (_occurrences(fit, ids[1:], 1, vocab_size) + 1.0) / (len(fit) + vocab_size)
+    nats = {"unigram": -np.log(estimate)}
+    for n, name in ((2, "bigram"), (3, "trigram")):
+        runs = _occurrences(fit, _keys(ids, n, vocab_size), n, vocab_size)
+        contexts = _occurrences(fit[:-1], _keys(ids[:-1], n - 1, vocab_size), n - 1, vocab_size)
+        estimate = estimate.copy()
+        shorter = estimate[n - 2 :]  # the first tokens have no context of this length
+        estimate[n - 2 :] = (runs + PRIOR * shorter) / (contexts + PRIOR)
+        nats[name] = -np.log(estimate)
+    return nats
 
 
 @dataclass(frozen=True)
@@ -134,8 +150,23 @@ class Score:
             "nats_per_token": loss,
             "perplexity": math.exp(loss["value"]),
             "bits_per_byte": _figure(nats[there] / math.log(2), sizes[there]),
+            "without_separators": self._without(IN_SEPARATOR, count),
             "classes": {name: self._of_class(number, count) for number, name in enumerate(CLASSES)},
             "baselines": {**self.baselines, "fitted_on": self.fitted_on},
+        }
+
+    def _without(self, number: int, count: int) -> dict[str, Any]:
+        """The loss of the targets outside a class: for comparing with models that write the separator otherwise."""
+        own = self.classes != number
+        if not own.any():
+            return {"nats_per_token": None, "bits_per_byte": None}
+        nats = sums_by(self.stories[own], self.nats[own], count)
+        tokens = sums_by(self.stories[own], np.ones(int(own.sum())), count)
+        sizes = sums_by(self.stories[own], self.lengths[own], count)
+        there = tokens > 0
+        return {
+            "nats_per_token": _figure(nats[there], tokens[there]),
+            "bits_per_byte": _figure(nats[there] / math.log(2), sizes[there]),
         }
 
     def _of_class(self, number: int, count: int) -> dict[str, Any]:
@@ -183,19 +214,19 @@ def score(
     V = model.config.vocab_size
     nats = stream_nats(model, tokens.ids, precision=precision, progress=progress)
     if fit is not None and len(fit):
-        unigram, bigram = ngram_nats(fit, tokens.ids, V)
+        ngrams = ngram_nats(fit, tokens.ids, V)
         fitted_on = "the training text"
     else:
         # A target is scored with the counts of the other half of the stories.
         halves = [ngram_nats(tokens.ids[tokens.stories % 2 != half], tokens.ids, V) for half in (0, 1)]
         odd = tokens.stories[1:] % 2 == 1
-        unigram, bigram = (np.where(odd, halves[1][kind], halves[0][kind]) for kind in (0, 1))
+        ngrams = {name: np.where(odd, halves[1][name], halves[0][name]) for name in halves[0]}
         fitted_on = "the other half of the same stories" if tokens.stories[-1] > 0 else "nothing: it is one story"
     return Score(
         nats=nats.astype(np.float64),
         classes=tokens.classes[1:],
         stories=tokens.stories[1:],
         lengths=tokens.lengths[1:],
-        baselines={"uniform": math.log(V), "unigram": float(unigram.mean()), "bigram": float(bigram.mean())},
+        baselines={"uniform": math.log(V), **{name: float(values.mean()) for name, values in ngrams.items()}},
         fitted_on=fitted_on,
     )

@@ -21,6 +21,7 @@ def loss_table(summary: dict[str, Any]) -> str:
         f"bits per byte   {plus_minus(summary['bits_per_byte'], 4)}",
         f"nats per token  {plus_minus(summary['nats_per_token'], 4)}",
         f"perplexity      {summary['perplexity']:.3f}",
+        f"without the separators: {plus_minus(summary['without_separators']['bits_per_byte'], 4)} bits per byte",
         "",
         f"{'class of token':<16}{'tokens':>10}{'share':>8}{'of the loss':>13}   nats per token",
     ]
@@ -31,7 +32,7 @@ def loss_table(summary: dict[str, Any]) -> str:
         )
     baselines = summary["baselines"]
     lines += ["", "for comparison, nats per token:"]
-    lines += ["  " + ", ".join(f"{name} {baselines[name]:.3f}" for name in ("uniform", "unigram", "bigram"))]
+    lines += ["  " + ", ".join(f"{name} {baselines[name]:.3f}" for name in ("uniform", "unigram", "bigram", "trigram"))]
     lines += [f"  (counts from {baselines['fitted_on']}; after ± stands the standard error, with stories as units)"]
     return "\n".join(lines)
 

@@ -107,6 +107,10 @@ def test_summary_adds_up(tiny_model, tokenizer, some_stories):
         row["nats_per_token"]["value"] * row["tokens"] for row in summary["classes"].values() if row["tokens"]
     )
     assert of_classes == pytest.approx(nats)
+    separators = result.classes == CLASSES.index("separator")
+    rest = result.nats[~separators].sum() / math.log(2) / result.lengths[~separators].sum()
+    assert summary["without_separators"]["bits_per_byte"]["value"] == pytest.approx(rest)
+    assert result.lengths[separators].sum() == 6 * len("<|endoftext|>")
     assert summary["baselines"]["uniform"] == pytest.approx(math.log(512))
     assert summary["baselines"]["bigram"] < summary["baselines"]["unigram"] < summary["baselines"]["uniform"]
     table = loss_table({"text": "six stories", **summary})
@@ -135,18 +139,24 @@ def test_the_error_matches_a_bootstrap_over_units():
 def test_ngram_baselines_by_hand():
     fit = np.array([0, 1, 0, 1, 0, 2])
     ids = np.array([0, 1, 2])
-    unigram, bigram = ngram_nats(fit, ids, 4)
+    nats = ngram_nats(fit, ids, 4)
+    unigram, bigram, trigram = nats["unigram"], nats["bigram"], nats["trigram"]
     p1, p2 = (2 + 1) / (6 + 4), (1 + 1) / (6 + 4)
     np.testing.assert_allclose(np.exp(-unigram), [p1, p2])
-    np.testing.assert_allclose(np.exp(-bigram), [(2 + PRIOR * p1) / (3 + PRIOR), (0 + PRIOR * p2) / (2 + PRIOR)])
+    b1, b2 = (2 + PRIOR * p1) / (3 + PRIOR), (0 + PRIOR * p2) / (2 + PRIOR)
+    np.testing.assert_allclose(np.exp(-bigram), [b1, b2])
+    # The first target has one token before it, so there is nothing longer; "0 1" occurs twice, never before a 2.
+    np.testing.assert_allclose(np.exp(-trigram), [b1, (0 + PRIOR * b2) / (2 + PRIOR)])
 
 
 def test_baselines_are_never_fitted_on_the_story_they_score(tiny_model, tokenizer):
     """Stories alternate between two vocabularies: counts from the other half must not help."""
     text = ["aaaa aaaa aaaa aaaa\n<|endoftext|>\n", "zzzz zzzz zzzz zzzz\n<|endoftext|>\n"] * 10
     summary = score(tiny_model, tokenizer, text).summary()
-    leaking, _ = ngram_nats(tokens_of(tokenizer, text).ids, tokens_of(tokenizer, text).ids, 512)
-    assert summary["baselines"]["unigram"] > leaking.mean() + 0.3
+    ids = tokens_of(tokenizer, text).ids
+    leaking = ngram_nats(ids, ids, 512)
+    for name in ("unigram", "trigram"):
+        assert summary["baselines"][name] > leaking[name].mean() + 0.3
 
 
 def test_ngram_counts_do_not_depend_on_the_blocks_they_are_made_in(monkeypatch):
@@ -154,4 +164,5 @@ def test_ngram_counts_do_not_depend_on_the_blocks_they_are_made_in(monkeypatch):
     fit, ids = random.integers(30, size=1000).astype(np.uint16), random.integers(30, size=200)
     whole = ngram_nats(fit, ids, 30)
     monkeypatch.setattr("nlm_core.score.FIT_AT_ONCE", 7)
-    np.testing.assert_array_equal(whole, ngram_nats(fit, ids, 30))
+    for name, nats in ngram_nats(fit, ids, 30).items():
+        np.testing.assert_array_equal(whole[name], nats)

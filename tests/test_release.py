@@ -33,3 +33,17 @@ def test_release_of_a_tiny_run(corpus, own_root, capsys):
     assert "From the test's own text." in card
     assert (released["path"] / "log.csv").read_text() == (own_root / "run" / "log.csv").read_text()
     capsys.readouterr()
+
+
+def test_the_shipped_card_says_what_was_measured():
+    folder = ROOT / "checkpoints" / "nlm"
+    losses, card = json.loads((folder / "losses.json").read_text()), (folder / "README.md").read_text()
+    shipped = load_checkpoint(folder)
+    assert losses["checkpoint"] == shipped["sha256"]
+    assert shipped["sha256"][:12] in card
+    assert len(losses["texts"]) == 3
+    for label, found in losses["texts"].items():
+        (row,) = [line for line in card.splitlines() if line.startswith(f"| {label} |") and "±" in line]
+        for figure in (found["bits_per_byte"], found["without_separators"]["bits_per_byte"], found["nats_per_token"]):
+            assert f"{figure['value']:.4f} ± {figure['error']:.4f}" in row
+        assert shipped["metrics"][label]["bits_per_byte"] == found["bits_per_byte"]["value"]

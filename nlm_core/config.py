@@ -10,8 +10,7 @@ from typing import Any
 from nlm_core.errors import UserError
 
 KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
-
-
+POSITIONS = ("learned", "sinusoidal", "none")
 MOST_PARAMETERS = 10**9
 
 
@@ -57,6 +56,8 @@ class ModelConfig(Config):
         d_model: C, the width of the residual stream.
         n_layers: L, the number of blocks.
         n_heads: H, the number of attention heads in each block; must divide `d_model`.
+        positions: where the position table comes from: "learned" (a parameter), "sinusoidal" (a fixed formula), or
+            "none" (no table; the causal mask alone carries order).
     """
 
     vocab_size: int = 4096
@@ -64,11 +65,15 @@ class ModelConfig(Config):
     d_model: int = 256
     n_layers: int = 12
     n_heads: int = 8
+    positions: str = "learned"
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            self._require(1 <= value <= 1 << 20, f"{field.name} must be 1 to {1 << 20:,}, not {value}")
+        for name in ("vocab_size", "context_length", "d_model", "n_layers", "n_heads"):
+            value = getattr(self, name)
+            self._require(1 <= value <= 1 << 20, f"{name} must be 1 to {1 << 20:,}, not {value}")
+        self._require(
+            self.positions in POSITIONS, f"positions must be one of {', '.join(POSITIONS)}, not {self.positions!r}"
+        )
         self._require(
             self.n_parameters <= MOST_PARAMETERS,
             f"this shape has {self.n_parameters:,} parameters; nlm is made for small models of at most "
@@ -84,7 +89,8 @@ class ModelConfig(Config):
     def n_parameters(self) -> int:
         """Two tables, a final norm, and in each block 12 C^2 weights, 9 C biases and 4 C of the norms."""
         C = self.d_model
-        return (self.vocab_size + self.context_length + 2) * C + self.n_layers * (12 * C**2 + 13 * C)
+        rows = self.vocab_size + (self.context_length if self.positions == "learned" else 0)
+        return (rows + 2) * C + self.n_layers * (12 * C**2 + 13 * C)
 
     @property
     def head_size(self) -> int:

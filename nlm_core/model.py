@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from nlm_core.config import ModelConfig
 from nlm_core.errors import UserError
+from nlm_core.positions import sinusoids
 
 INIT_STD = 0.02  # of GPT-2's token table and matrices
 ROWS = 128  # query rows that attention handles at once
@@ -149,7 +150,12 @@ class NLM(nn.Module):
         super().__init__()
         self.config = config
         self.token_emb = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
-        self.pos_emb = nn.Parameter(torch.empty(config.context_length, config.d_model))
+        shape = (config.context_length, config.d_model)
+        if config.positions == "learned":
+            self.pos_emb = nn.Parameter(torch.empty(shape))
+        else:  # fixed, so not among the weights; the formula is scaled to the size that a learned table begins with
+            fixed = math.sqrt(2) * INIT_STD * sinusoids(*shape) if config.positions == "sinusoidal" else np.zeros(shape)
+            self.register_buffer("pos_emb", torch.from_numpy(fixed.astype(np.float32)), persistent=False)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(config, dropout) for _ in range(config.n_layers))
         self.final_norm = nn.LayerNorm(config.d_model, eps=1e-5)
@@ -160,7 +166,8 @@ class NLM(nn.Module):
         # Each block adds two branches to the residual stream; this keeps its variance from growing with depth.
         branch_std = INIT_STD / math.sqrt(2 * self.config.n_layers)
         nn.init.normal_(self.token_emb, std=INIT_STD)
-        nn.init.normal_(self.pos_emb, std=INIT_STD)
+        if isinstance(self.pos_emb, nn.Parameter):
+            nn.init.normal_(self.pos_emb, std=INIT_STD)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=branch_std if name.endswith(("out", "down")) else INIT_STD)
@@ -207,7 +214,7 @@ class NLM(nn.Module):
         if longest > self.config.context_length:
             raise UserError(
                 f"{longest} tokens are more than this model's limit of {self.config.context_length} (context_length): "
-                "it has learned no vector for a later position; shorten the text, or feed it in windows"
+                "it has no vector for a later position; shorten the text, or feed it in windows"
             )
         if cache is None:
             pos_emb = self.pos_emb[:T]  # (T, C)

@@ -40,14 +40,15 @@ def loss_table(summary: dict[str, Any]) -> str:
 def info_table(checkpoint: dict[str, Any]) -> str:
     """Lay out what `load_checkpoint` returned."""
     config, params = checkpoint["config"], checkpoint["params"]
-    tables = sum(params[name].size for name in ("token_emb", "pos_emb"))
+    tables = sum(params[name].size for name in ("token_emb", "pos_emb") if name in params)
     total = sum(value.size for value in params.values())
+    positions = "" if config.positions == "learned" else f", positions: {config.positions}"
     lines = [
         f"checkpoint      {shown(checkpoint['path'])}",
         f"sha256          {checkpoint['sha256']}",
         f"parameters      {total:,}, of them {tables:,} ({tables / total:.1%}) in the two embedding tables",
         f"shape           {config.n_layers} layers x {config.n_heads} heads, d_model {config.d_model}, "
-        f"context {config.context_length}, vocabulary {config.vocab_size}",
+        f"context {config.context_length}, vocabulary {config.vocab_size}{positions}",
         f"step            {checkpoint['step']:,}",
     ]
     for heading in ("metrics", "training"):

@@ -24,6 +24,11 @@ def test_the_defaults_are_the_posts_model():
     assert config.head_size == 32
 
 
+def test_positions_are_one_of_three_kinds():
+    with pytest.raises(UserError, match="positions must be one of learned, sinusoidal, none, not 'rotary'"):
+        ModelConfig(positions="rotary")
+
+
 @pytest.mark.parametrize("config", [ModelConfig(d_model=12, n_heads=3), TrainConfig(lr=0.5, optimizer="adamw")])
 def test_there_and_back_through_json(config):
     assert type(config).from_dict(json.loads(json.dumps(config.to_dict()))) == config

@@ -269,6 +269,52 @@ def test_dropout_acts_on_the_embedding_sum_and_on_each_branch():
     assert torch.equal(model.read(ids), model.read(ids.flip(1)))
 
 
+# ---- other kinds of positions
+
+
+def small(positions: str, n_layers: int = 2) -> ModelConfig:
+    return ModelConfig(vocab_size=50, context_length=16, d_model=12, n_layers=n_layers, n_heads=2, positions=positions)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "none"])
+def test_fixed_positions_are_no_weights(positions):
+    model = NLM(small(positions))
+    assert "pos_emb" not in model.state_dict()
+    assert sum(param.numel() for param in model.parameters()) == small(positions).n_parameters
+    assert small("learned").n_parameters - small(positions).n_parameters == 16 * 12
+
+
+def test_the_sinusoidal_table_is_as_large_as_a_fresh_learned_one():
+    table = NLM(ModelConfig(positions="sinusoidal")).pos_emb
+    assert table.pow(2).mean().sqrt().item() == pytest.approx(0.02)
+    assert torch.equal(table[0, 0::2], torch.zeros(128))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "none"])
+def test_every_kind_comes_back_and_reads_on_with_a_cache(positions):
+    model = NLM(small(positions)).eval()
+    back = NLM.from_params(model.config, {name: value.numpy() for name, value in model.state_dict().items()})
+    ids = random_ids(2, 9, vocab_size=50)
+    logits = model(ids)
+    assert torch.equal(back(ids), logits)
+    cache = KVCache(model, 2)
+    first = model(ids[:, :5], cache)
+    cache.lengths += 5
+    torch.testing.assert_close(torch.cat([first, model(ids[:, 5:], cache)], dim=1), logits)
+
+
+@torch.no_grad()
+def test_without_positions_only_the_mask_carries_order():
+    ids = random_ids(1, 8, vocab_size=50)
+    other = ids[:, [3, 1, 0, 2, 6, 5, 4, 7]]  # the same tokens before the same last one
+    for n_layers, differ in ((1, False), (2, True)):
+        model = wild(small("none", n_layers))
+        assert torch.allclose(model(ids)[:, -1], model(other)[:, -1], atol=1e-12) != differ
+    model = wild(small("learned", 1))
+    assert not torch.allclose(model(ids)[:, -1], model(other)[:, -1], atol=1e-3)
+
+
 # ---- loading
 
 

@@ -1,0 +1,113 @@
+"""The posts' claims: a list whose rules were fixed before measuring, and the one way to record a verdict.
+
+`book/claims.toml` is the list. A notebook calls `claim` once for each claim that it measured. The call shows one line
+and leaves its record in that output's metadata, so the executed notebook carries its verdicts, and nothing else is
+written.
+"""
+
+import tomllib
+from typing import Any
+
+import numpy as np
+from IPython.display import Markdown, display
+
+from nlm_core.errors import UserError
+from nlm_core.files import project_root, readable_file
+
+VERDICTS = ("holds", "partly", "does not hold here", "can't tell", "not applicable")
+METADATA = "nlm_claim"  # the key of a record in the metadata of a notebook's output
+
+_recorded: dict[str, dict[str, Any]] = {}  # in this process, the latest by id
+
+
+def all_claims() -> dict[str, dict[str, Any]]:
+    """The list: what each claim says, what was expected, and the rule of its verdict, by id."""
+    return tomllib.loads(readable_file(project_root() / "book" / "claims.toml").read_text(encoding="utf-8"))
+
+
+def claim(
+    id: str,
+    ours: float | np.floating | str | None,
+    *,
+    verdict: str,
+    interval: tuple[float | np.floating, float | np.floating] | None = None,
+    n: int | str | None = None,
+    data: str | None = None,
+    form: str = ".2f",
+    interval_is: str = "95 % interval",
+    reads: str | None = None,
+) -> None:
+    """Record what we measured for a claim, and show it in one line.
+
+    It never raises on a verdict: whoever changes a cell sees a new verdict. For the book's own checkpoint, the tests
+    compare the lines with the committed ones, and `reads` with the verdict.
+
+    Args:
+        id: of the claim, as in `book/claims.toml`.
+        ours: the figure that we measured; text where it is more than one number, None where there is none.
+        verdict: one of `VERDICTS`, by the claim's rule.
+        interval: how far `ours` could have been elsewhere; None where nothing can be resampled.
+        n: how many of what: 400 or "400 stories".
+        data: what it was measured on.
+        form: how numbers are shown, as in an f-string.
+        interval_is: what the interval's ends are.
+        reads: the verdict for which the text around the call was written.
+
+    Raises:
+        UserError: the claim is not in the list, or there is no such verdict.
+    """
+    listed = all_claims()
+    if id not in listed:
+        raise UserError(
+            f"there is no claim {id!r} in book/claims.toml; a claim is listed, with its rule, before it is measured"
+        )
+    for word in (verdict, *([] if reads is None else [reads])):
+        if word not in VERDICTS:
+            raise UserError(f"{word!r} is not a verdict; there are: {', '.join(VERDICTS)}")
+    ours_shown = "no figure" if ours is None else ours if isinstance(ours, str) else format(ours, form)
+    details = [
+        *([] if interval is None else [f"{interval_is} {interval[0]:{form}} to {interval[1]:{form}}"]),
+        *([] if n is None else [f"n = {n:,}" if isinstance(n, int) else f"n = {n}"]),
+        *([] if data is None else [data]),
+    ]
+    measured = ours_shown + (f" ({'; '.join(details)})" if details else "")
+    record = {
+        "id": id,
+        "verdict": verdict,
+        "ours": ours if ours is None or isinstance(ours, str) else round(float(ours), 6),
+        "interval": None if interval is None else [round(float(end), 6) for end in interval],
+        "n": n,
+        "data": data,
+        "measured": measured,
+        "reads": reads,
+    }
+    _recorded[id] = record
+    post = f" The post: {listed[id]['value']}." if listed[id]["value"] else ""
+    line = f"`{id}`: **{verdict}**.{post} We measured: {measured}."
+    display(
+        {"text/markdown": line, "text/plain": line.replace("`", "").replace("*", "")},
+        raw=True,
+        metadata={METADATA: record},
+    )
+
+
+def closing_table(*ids: str) -> None:
+    """Show the recorded claims as a table: expected, the post said, we measured, verdict.
+
+    Args:
+        ids: whole ids, or beginnings of ids such as "pos."; in this order.
+
+    Raises:
+        UserError: no claim of that name has been recorded by now.
+    """
+    listed = all_claims()
+    rows = ["| claim | expected | the post said | we measured | verdict |", "|---|---|---|---|---|"]
+    for beginning in ids:
+        found = [record for id, record in _recorded.items() if id.startswith(beginning)]
+        if not found:
+            raise UserError(f"no claim {beginning!r} has been recorded yet: run the cells above first")
+        for record in found:
+            entry = listed[record["id"]]
+            cells = (f"`{record['id']}`", entry["expected"], entry["said"], record["measured"], record["verdict"])
+            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    display(Markdown("\n".join(rows)))

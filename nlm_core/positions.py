@@ -1,0 +1,98 @@
+"""Position tables without a model: the sinusoidal formula, rows in the wrong order, and how alike rows are.
+
+Shapes: T positions, C = d_model.
+"""
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from nlm_core.stats import permutation_p, unit_ranks
+
+
+def sinusoids(T: int, C: int) -> Float[np.ndarray, "T C"]:
+    """The fixed table of Vaswani et al. 2017, section 3.5, for positions 0 to T - 1.
+
+    Column 2 i holds sin(position / 10000^(2 i / C)), column 2 i + 1 the cosine of the same angle. Nothing limits T.
+    """
+    columns = np.arange(C)
+    angles = np.arange(T)[:, None] / 10000 ** (columns // 2 * 2 / C)
+    return np.where(columns % 2 == 0, np.sin(angles), np.cos(angles))
+
+
+def shuffled(table: Float[np.ndarray, "T C"], block: int, seed: int = 0) -> Float[np.ndarray, "T C"]:
+    """A position table whose rows are in random order within each block of neighbours.
+
+    The vectors stay; only their order is wrong, and no row is further than `block` - 1 places from where it belongs.
+
+    Args:
+        table: a position table.
+        block: rows in a block; with T rows or more, any row may be anywhere.
+        seed: of the order.
+    """
+    random = np.random.default_rng(seed)
+    starts = range(0, len(table), block)
+    order = [random.permutation(np.arange(start, min(start + block, len(table)))) for start in starts]
+    return table[np.concatenate(order)]
+
+
+def cosines(table: Float[np.ndarray, "T C"], centred: bool = False) -> Float[np.ndarray, "T T"]:
+    """The cosine of every pair of rows, in float64.
+
+    Args:
+        table: a position table.
+        centred: subtract the mean row first. A direction that all rows share makes all of them look alike
+            (anisotropy, Ethayarajh 2019); without it, the cosines say how rows differ from the average row.
+    """
+    rows = table.astype(np.float64)
+    if centred:
+        rows = rows - rows.mean(axis=0)
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows @ rows.T
+
+
+def distances(T: int) -> Int[np.ndarray, "T T"]:
+    """How many places lie between each two positions."""
+    return np.abs(np.arange(T)[:, None] - np.arange(T))
+
+
+def by_distance(similarity: Float[np.ndarray, "T T"], level: float = 0.8) -> Float[np.ndarray, "T-1 3"]:
+    """Mean, lower and upper end of the cosines at each distance from 1 to T - 1.
+
+    Args:
+        similarity: the cosine of every pair of positions.
+        level: share of the pairs of that distance that lie between the two ends.
+    """
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    pairs = [np.diagonal(similarity, offset) for offset in range(1, len(similarity))]
+    return np.array([[values.mean(), *np.quantile(values, tails)] for values in pairs])
+
+
+def mantel(similarity: Float[np.ndarray, "T T"], draws: int = 999, seed: int = 0) -> tuple[float, float]:
+    """Whether nearer positions are more alike: Spearman's correlation of distance and cosine over all pairs.
+
+    Pairs that share a position are not independent, so the p-value comes from shuffling positions, not pairs
+    (Mantel 1967): how often does a table with its rows in random order reach a correlation as low?
+
+    Args:
+        similarity: the cosine of every pair of positions.
+        draws: permutations.
+        seed: of the permutations.
+
+    Returns:
+        The correlation (-1: nearer is always more alike) and the one-sided p-value.
+    """
+    T = len(similarity)
+    pairs = np.triu_indices(T, 1)
+    ranks = []
+    for values in (distances(T), similarity):
+        square = np.zeros((T, T))
+        square[pairs] = unit_ranks(values[pairs])
+        ranks.append(square + square.T)  # each pair twice, the diagonal zero
+    distance, likeness = ranks
+
+    def shuffled(random: np.random.Generator) -> float:
+        order = random.permutation(T)
+        return float(np.vdot(distance, likeness[np.ix_(order, order)])) / 2
+
+    observed = float(np.vdot(distance, likeness)) / 2
+    return observed, permutation_p(observed, shuffled, draws=draws, seed=seed, tail="less")

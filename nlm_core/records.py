@@ -1,0 +1,78 @@
+"""Recorded runs: results that took minutes or hours, kept in `runs/NAME` for notebooks to read.
+
+results.json    the command that makes them again, hashes of checkpoint and data, machine and versions, settings
+units.csv       a row for each unit that can be resampled (a story, a prompt), a column for each measurement
+"""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Num
+
+from nlm_core.errors import UserError
+from nlm_core.files import project_root, read_json, readable_file, shown, write_json, written_whole
+from nlm_core.hardware import describe
+
+RESULTS, UNITS = "results.json", "units.csv"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A recorded run.
+
+    Attributes:
+        results: the content of results.json.
+        units: the columns of units.csv by name, each (S,).
+    """
+
+    results: dict[str, Any]
+    units: dict[str, Float[np.ndarray, " S"]]
+
+
+def write_record(
+    folder: Path,
+    *,
+    command: str,
+    checkpoint: str | None,
+    data: dict[str, Any],
+    units: dict[str, Num[np.ndarray, " S"]],
+    **results: Any,
+) -> None:
+    """Write a recorded run; machine and versions are added here.
+
+    Args:
+        folder: usually `runs/NAME`; what else lies in it stays.
+        command: how to make the record again.
+        checkpoint: the sha256 of the checkpoint that was measured; None where the run trained its own models.
+        data: which text, with its hash.
+        units: a column for each measurement, a row for each unit.
+        results: whatever else belongs to it, JSON-ready.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with written_whole(folder / UNITS, "w") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(units)
+        for row in zip(*units.values(), strict=True):
+            writer.writerow(f"{value:.4f}".rstrip("0").rstrip(".") for value in row)
+    content = {"command": command, "checkpoint": checkpoint, "data": data, "machine": describe(), **results}
+    write_json(folder / RESULTS, content)
+
+
+def read_record(name: str) -> Record:
+    """Read `runs/NAME`.
+
+    Raises:
+        UserError: there is no such record, or it is not whole.
+    """
+    folder = project_root() / "runs" / name
+    results = read_json(folder / RESULTS)
+    with open(readable_file(folder / UNITS), newline="", encoding="utf-8") as file:
+        names, *rows = csv.reader(file)
+    try:
+        columns = np.array(rows, dtype=np.float64).reshape(len(rows), len(names)).T
+    except ValueError:
+        raise UserError(f"{shown(folder / UNITS)} is damaged: it is not a table of numbers") from None
+    return Record(results, dict(zip(names, columns, strict=True)))

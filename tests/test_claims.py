@@ -1,0 +1,87 @@
+"""A claim is shown in one line, its record travels in the output's metadata, and only listed claims are taken."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+
+from nlm_core import claims
+from nlm_core.claims import METADATA, all_claims, claim, closing_table
+from nlm_core.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def listed(own_root, monkeypatch):
+    (own_root / "book").mkdir()
+    shutil.copy(ROOT / "book" / "claims.toml", own_root / "book")
+    monkeypatch.setattr(claims, "_recorded", {})
+    InteractiveShell.instance()  # `display` needs one to display in
+    yield
+    InteractiveShell.clear_instance()
+
+
+def shown(call):
+    with capture_output() as captured:
+        call()
+    (output,) = captured.outputs
+    return output
+
+
+def test_the_line_and_the_record():
+    output = shown(
+        lambda: claim("pos.zero-norm", 1.8341, interval=(1.5, 2.25), n=512, data="x", verdict="partly", reads="holds")
+    )
+    assert output.data["text/markdown"] == (
+        "`pos.zero-norm`: **partly**. The post: 2.46 / 0.43 = 5.7. "
+        "We measured: 1.83 (95 % interval 1.50 to 2.25; n = 512; x)."
+    )
+    assert output.data["text/plain"].startswith("pos.zero-norm: partly. The post:")
+    record = output.metadata[METADATA]
+    assert record["measured"] == "1.83 (95 % interval 1.50 to 2.25; n = 512; x)"
+    assert (record["ours"], record["interval"], record["verdict"], record["reads"]) == (
+        1.8341,
+        [1.5, 2.25],
+        "partly",
+        "holds",
+    )
+
+
+def test_numpy_numbers_make_a_plain_record():
+    output = shown(lambda: claim("pos.zero-norm", np.float32(1.5), interval=tuple(np.ones(2)), verdict="partly"))
+    assert json.loads(json.dumps(output.metadata[METADATA]))["ours"] == 1.5
+
+
+def test_nothing_to_measure():
+    output = shown(lambda: claim("pos.pair.10-500", None, verdict="not applicable"))
+    assert "**not applicable**" in output.data["text/markdown"]
+    assert "no figure" in output.data["text/markdown"]
+
+
+def test_unknown_claims_and_verdicts_are_refused():
+    with pytest.raises(UserError, match=r"there is no claim 'pos\.new'"):
+        claim("pos.new", 1.0, verdict="holds")
+    for words in ({"verdict": "yes"}, {"verdict": "holds", "reads": "yes"}):
+        with pytest.raises(UserError, match="'yes' is not a verdict"):
+            claim("pos.nearer", 1.0, **words)
+
+
+def test_the_closing_table_has_what_was_recorded():
+    shown(lambda: claim("pos.pair.10-11", 0.3, verdict="partly"))
+    shown(lambda: claim("pos.pair.10-11", 0.8, verdict="holds"))  # a cell that was run again
+    shown(lambda: claim("pos.nearer", "-0.8 | -0.3", verdict="partly"))
+    rows = shown(lambda: closing_table("pos.nearer", "pos.pair")).data["text/markdown"].splitlines()
+    assert len(rows) == 4
+    assert rows[2].startswith("| `pos.nearer` |")
+    assert rows[2].endswith(r"| -0.8 \| -0.3 | partly |")
+    assert rows[3].startswith("| `pos.pair.10-11` |")
+    assert rows[3].endswith("| 0.80 | holds |")
+    assert all_claims()["pos.nearer"]["said"] in rows[2]
+
+
+def test_the_closing_table_says_what_is_missing():
+    with pytest.raises(UserError, match=r"no claim 'pos\.limit' has been recorded yet"):
+        closing_table("pos.limit")

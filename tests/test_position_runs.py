@@ -1,0 +1,66 @@
+"""The script behind the chapter on positions: records hold what the models give; a second call trains nothing."""
+
+import json
+import runpy
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from runs import SHAPE
+
+from nlm_core import NLM, save_checkpoint
+from nlm_core.data import Corpus
+from nlm_core.loss import stream_nats
+from nlm_core.records import read_record
+
+
+@pytest.fixture
+def script():
+    module = runpy.run_path(str(ROOT / "scripts" / "positions.py"))
+    module["main"].__globals__.update(SETTINGS=SHAPE, SEEDS=(0, 1), BLOCKS=(2,))
+    return module["main"]
+
+
+def total(model: NLM, corpus: Corpus) -> float:
+    return float(stream_nats(model, np.asarray(corpus.report)).astype(np.float64).sum())
+
+
+def test_kinds_of_positions_are_trained_and_scored(script, corpus, own_root, capsys):
+    script(["train", "stories", "--steps", "2"])
+    folder = own_root / "runs" / "positions-trained"
+    record = read_record("positions-trained")
+    assert list(record.units) == [
+        "tokens",
+        *(f"{kind}-{seed}" for seed in (0, 1) for kind in ("learned", "sinusoidal", "none")),
+    ]
+    assert record.results["checkpoint"] is None
+    assert record.results["data"]["report"]["sha256"] == corpus.manifest["maps"]["report"]["sha256"]
+    assert record.units["tokens"].sum() == corpus.manifest["maps"]["report"]["tokens"] - 1
+    for name in list(record.units)[1:]:
+        model = NLM.from_checkpoint(folder / name)
+        assert model.config.positions == name[:-2]
+        assert record.units[name].sum() == pytest.approx(total(model, corpus), abs=0.01)
+    assert len({values.sum() for values in record.units.values()}) == 7  # kinds and seeds all differ
+
+    norms = np.linalg.norm(NLM.from_checkpoint(folder / "learned-1").pos_emb.detach().double().numpy(), axis=1)
+    assert list(record.results["tables"]) == ["learned-0", "learned-1"]
+    assert record.results["tables"]["learned-1"]["norm_0_to_mean"] == pytest.approx(norms[0] / norms.mean())
+
+    before = (folder / "results.json").read_text()
+    script(["train", "stories", "--steps", "2"])
+    assert json.loads((folder / "none-1" / "config.json").read_text())["resumed"] == []
+    assert (folder / "results.json").read_text() == before
+    capsys.readouterr()
+
+
+def test_damaged_tables_are_scored_and_the_checkpoint_named(script, corpus, own_root, tiny_model, tokenizer, capsys):
+    save_checkpoint(own_root / "checkpoints" / "nlm", tiny_model, tokenizer, dtype="float32")
+    script(["damage", "stories"])
+    record = read_record("positions-damaged")
+    assert list(record.units) == ["tokens", "intact", "zeroed", "mean", "permuted-0", "permuted-1", "blocks-2"]
+    sha256 = json.loads((own_root / "checkpoints" / "nlm" / "config.json").read_text())["sha256"]
+    assert record.results["checkpoint"] == sha256
+    assert record.units["intact"].sum() == pytest.approx(total(tiny_model, corpus), abs=0.01)
+    tiny_model.pos_emb.data.zero_()
+    assert record.units["zeroed"].sum() == pytest.approx(total(tiny_model, corpus), abs=0.01)
+    capsys.readouterr()

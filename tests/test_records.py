@@ -1,0 +1,44 @@
+"""Recorded runs come back as they were written, and damage is noticed."""
+
+import numpy as np
+import pytest
+
+from nlm_core.errors import UserError
+from nlm_core.records import read_record, write_record
+
+
+def write(folder, units):
+    write_record(folder, command="python scripts/x.py", checkpoint="ab", data={"text": "t"}, units=units, steps=3)
+
+
+def test_a_record_comes_back(own_root):
+    units = {"tokens": np.array([3, 12]), "nats-0": np.array([1.25, 7.33333])}
+    write(own_root / "runs" / "some", units)
+    record = read_record("some")
+    assert record.results["command"] == "python scripts/x.py"
+    assert (record.results["checkpoint"], record.results["steps"]) == ("ab", 3)
+    assert "torch" in record.results["machine"]
+    assert record.units["tokens"].tolist() == [3, 12]
+    assert record.units["nats-0"] == pytest.approx(units["nats-0"], abs=5e-5)
+    assert (own_root / "runs" / "some" / "units.csv").read_text() == "tokens,nats-0\n3,1.25\n12,7.3333\n"
+
+
+def test_columns_of_different_lengths_are_refused_and_nothing_is_written(own_root):
+    folder = own_root / "runs" / "some"
+    with pytest.raises(ValueError):
+        write(folder, {"a": np.array([1.0]), "b": np.array([1.0, 2.0])})
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["tokens,nats\n1\n", "tokens,nats\n1,x\n"])
+def test_a_damaged_table_is_one_clear_line(own_root, damage):
+    folder = own_root / "runs" / "some"
+    write(folder, {"tokens": np.array([3, 12])})
+    (folder / "units.csv").write_text(damage)
+    with pytest.raises(UserError, match=r"units\.csv is damaged"):
+        read_record("some")
+
+
+def test_a_missing_record_is_one_clear_line(own_root):
+    with pytest.raises(UserError, match=r"runs/none/results\.json does not exist"):
+        read_record("none")

@@ -2,9 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+SITE_READY := .venv/.ready-site
+# With NLM_CHECKPOINT set, it is the copy of the book on the reader's own model that is executed and built.
+BOOK := $(if $(NLM_CHECKPOINT),_build/own-book,.)
+SITE := $(if $(NLM_CHECKPOINT),_build/own-book/)_build/html
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book test lint generate train lab clean
+.PHONY: help setup book notebooks test lint check-site generate train lab clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,13 +18,17 @@ $(READY): pyproject.toml
 	@echo "Installing into .venv: some minutes, about 2 GB."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -c 'import matplotlib.font_manager'  # builds its cache now: the first notebook would print that it does
 	@touch $(READY)
 
 setup: $(READY)  ## make .venv with everything that is needed (the other targets do it too)
 
 book: setup  ## build the site, strictly, into _build/html
-	$(BIN)/jupyter-book build . -n -W --keep-going
-	@echo "The book is ready: open _build/html/index.html in a browser."
+	$(BIN)/jupyter-book build $(BOOK) -n -W --keep-going
+	@echo "The book is ready: open $(SITE)/index.html in a browser."
+
+notebooks: setup  ## execute the notebooks anew; with NLM_CHECKPOINT=PATH a copy of the book, on that checkpoint
+	$(BIN)/python scripts/notebooks.py
 
 test: setup lint  ## lint, unit tests and notebooks
 	$(BIN)/python -m pytest --nbval --cov --cov-report=term:skip-covered
@@ -28,6 +36,15 @@ test: setup lint  ## lint, unit tests and notebooks
 lint: setup  ## check style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+$(SITE_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[site]'
+	@touch $(SITE_READY)
+
+check-site: book $(SITE_READY)  ## check the site in a browser (Chromium or Chrome), and a notebook in Jupyter Lab
+	$(BIN)/python scripts/check_site.py --site $(SITE)
+	@# And the check itself, on planted defects: without a browser make test leaves that out.
+	$(BIN)/python -m pytest -q tests/test_check_site.py
 
 generate: setup  ## write a story with the shipped model
 	@$(BIN)/nlm generate --prompt "Once upon a time" --stop "<|endoftext|>" --max-new-tokens 400

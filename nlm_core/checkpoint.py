@@ -147,7 +147,8 @@ def load_checkpoint(path: str | Path | None = None, say: Callable[[str], None] =
         say: told when a run's newest checkpoint is damaged and the one before it is taken.
 
     Returns:
-        `params` (float32 numpy arrays by name: `token_emb` (V, C), `pos_emb` (T, C), ...), `config` (ModelConfig),
+        `params` (float32 numpy arrays by name: `token_emb` (V, C), `pos_emb` (T, C) where positions are learned, ...),
+        `config` (ModelConfig),
         `step`, `metrics`, `training`, `tokenizer` (Tokenizer), `sha256`, and `path`.
 
     Raises:

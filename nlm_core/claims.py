@@ -25,6 +25,11 @@ def all_claims() -> dict[str, dict[str, Any]]:
     return tomllib.loads(readable_file(project_root() / "book" / "claims.toml").read_text(encoding="utf-8"))
 
 
+def judge(holds: bool | np.bool_, partly: bool | np.bool_ = False) -> str:
+    """The verdict of a rule: "holds", else "partly" where the weaker rule is met, else "does not hold here"."""
+    return "holds" if holds else "partly" if partly else "does not hold here"
+
+
 def claim(
     id: str,
     ours: float | np.floating | str | None,

@@ -14,10 +14,19 @@ from torch import Tensor, nn
 
 from nlm_core.config import ModelConfig
 from nlm_core.errors import UserError
-from nlm_core.positions import sinusoids
 
 INIT_STD = 0.02  # of GPT-2's token table and matrices
 ROWS = 128  # query rows that attention handles at once
+
+
+def sinusoids(T: int, C: int) -> Float[np.ndarray, "T C"]:
+    """The fixed table of Vaswani et al. 2017, section 3.5, for positions 0 to T - 1.
+
+    Column 2 i holds sin(position / 10000^(2 i / C)), column 2 i + 1 the cosine of the same angle. Nothing limits T.
+    """
+    columns = np.arange(C)
+    angles = np.arange(T)[:, None] / 10000 ** (columns // 2 * 2 / C)
+    return np.where(columns % 2 == 0, np.sin(angles), np.cos(angles))
 
 
 class KVCache:
@@ -214,7 +223,7 @@ class NLM(nn.Module):
         if longest > self.config.context_length:
             raise UserError(
                 f"{longest} tokens are more than this model's limit of {self.config.context_length} (context_length): "
-                "it has no vector for a later position; shorten the text, or feed it in windows"
+                "there is no vector for a later position; shorten the text, or feed it in windows"
             )
         if cache is None:
             pos_emb = self.pos_emb[:T]  # (T, C)

@@ -9,14 +9,13 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from cycler import cycler
 from matplotlib.axes import Axes
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 # Grows lighter all the way, so that the order can be seen in grey; in steps, which also keeps noisy pictures small.
-MAP = plt.get_cmap("cividis", 20)
+COLOUR_MAP = plt.get_cmap("cividis", 20)
 WIDTH = 6.0  # inches
 
 
@@ -29,7 +28,7 @@ def use_style() -> None:
             "savefig.facecolor": "white",
             "savefig.transparent": False,
             "font.size": 11,
-            "axes.prop_cycle": cycler(color=COLOURS) + cycler(linestyle=LINES),
+            "axes.prop_cycle": plt.cycler(color=COLOURS, linestyle=LINES),
             "axes.spines.top": False,
             "axes.spines.right": False,
             "axes.grid": True,

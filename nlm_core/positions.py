@@ -1,4 +1,4 @@
-"""Position tables without a model: the sinusoidal formula, rows in the wrong order, and how alike rows are.
+"""What a position table holds: how alike its rows are, and copies of it with rows in the wrong order.
 
 Shapes: T positions, C = d_model.
 """
@@ -7,16 +7,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from nlm_core.stats import permutation_p, unit_ranks
-
-
-def sinusoids(T: int, C: int) -> Float[np.ndarray, "T C"]:
-    """The fixed table of Vaswani et al. 2017, section 3.5, for positions 0 to T - 1.
-
-    Column 2 i holds sin(position / 10000^(2 i / C)), column 2 i + 1 the cosine of the same angle. Nothing limits T.
-    """
-    columns = np.arange(C)
-    angles = np.arange(T)[:, None] / 10000 ** (columns // 2 * 2 / C)
-    return np.where(columns % 2 == 0, np.sin(angles), np.cos(angles))
 
 
 def shuffled(table: Float[np.ndarray, "T C"], block: int, seed: int = 0) -> Float[np.ndarray, "T C"]:
@@ -51,8 +41,20 @@ def cosines(table: Float[np.ndarray, "T C"], centred: bool = False) -> Float[np.
 
 
 def distances(T: int) -> Int[np.ndarray, "T T"]:
-    """How many places lie between each two positions."""
+    """How far apart each two positions are."""
     return np.abs(np.arange(T)[:, None] - np.arange(T))
+
+
+def parts(T: int) -> dict[str, slice]:
+    """All of T places, and the three quarters in which the chapter on positions looks at each by itself."""
+    quarter = T // 4
+    middle = (T - quarter) // 2
+    return {
+        "all places": slice(0, T),
+        "first quarter": slice(0, quarter),
+        "middle quarter": slice(middle, middle + quarter),
+        "last quarter": slice(T - quarter, T),
+    }
 
 
 def by_distance(similarity: Float[np.ndarray, "T T"], level: float = 0.8) -> Float[np.ndarray, "T-1 3"]:

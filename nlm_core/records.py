@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Num
 
 from nlm_core.errors import UserError
-from nlm_core.files import project_root, read_json, readable_file, shown, write_json, written_whole
+from nlm_core.files import project_root, read_json, readable_file, sha256_of, shown, write_json, written_whole
 from nlm_core.hardware import describe
 
 RESULTS, UNITS = "results.json", "units.csv"
@@ -56,8 +56,9 @@ def write_record(
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(units)
         for row in zip(*units.values(), strict=True):
-            writer.writerow(f"{value:.4f}".rstrip("0").rstrip(".") for value in row)
+            writer.writerow(f"{value:.9g}" for value in row)
     content = {"command": command, "checkpoint": checkpoint, "data": data, "machine": describe(), **results}
+    content["units"] = sha256_of(folder / UNITS)
     write_json(folder / RESULTS, content)
 
 
@@ -69,10 +70,9 @@ def read_record(name: str) -> Record:
     """
     folder = project_root() / "runs" / name
     results = read_json(folder / RESULTS)
-    with open(readable_file(folder / UNITS), newline="", encoding="utf-8") as file:
+    if results.get("units") != sha256_of(readable_file(folder / UNITS)):
+        raise UserError(f"{shown(folder / UNITS)} is damaged: it is not the table that {RESULTS} belongs to")
+    with open(folder / UNITS, newline="", encoding="utf-8") as file:
         names, *rows = csv.reader(file)
-    try:
-        columns = np.array(rows, dtype=np.float64).reshape(len(rows), len(names)).T
-    except ValueError:
-        raise UserError(f"{shown(folder / UNITS)} is damaged: it is not a table of numbers") from None
+    columns = np.array(rows, dtype=np.float64).reshape(len(rows), len(names)).T
     return Record(results, dict(zip(names, columns, strict=True)))

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Num, Shaped
-from scipy.stats import rankdata
 
 from nlm_core.errors import UserError
 
@@ -233,6 +232,8 @@ def unit_ranks(values: Num[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
     Raises:
         UserError: a value isn't finite, or all are equal.
     """
+    from scipy.stats import rankdata  # here, since loading it takes longer than many a command
+
     _check_finite("a value to rank", values)
     ranks = rankdata(values)
     ranks -= ranks.mean()

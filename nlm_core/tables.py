@@ -46,7 +46,7 @@ def info_table(checkpoint: dict[str, Any]) -> str:
     lines = [
         f"checkpoint      {shown(checkpoint['path'])}",
         f"sha256          {checkpoint['sha256']}",
-        f"parameters      {total:,}, of them {tables:,} ({tables / total:.1%}) in the two embedding tables",
+        f"parameters      {total:,}, of them {tables:,} ({tables / total:.1%}) in the embedding tables",
         f"shape           {config.n_layers} layers x {config.n_heads} heads, d_model {config.d_model}, "
         f"context {config.context_length}, vocabulary {config.vocab_size}{positions}",
         f"step            {checkpoint['step']:,}",

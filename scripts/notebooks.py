@@ -16,7 +16,8 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
-from nlm_core import UserError, load_checkpoint
+from nlm_core import load_checkpoint
+from nlm_core.errors import one_line_errors
 from nlm_core.files import project_root, shown, written_whole
 from nlm_core.tables import info_table
 
@@ -37,6 +38,7 @@ def execute(path: Path) -> None:
         kernel_name="python3",
         resources={"metadata": {"path": str(path.parent)}},
         record_timing=False,
+        coalesce_streams=True,
     )
     client.execute()
     # Only what every machine would write: no versions, so that a run elsewhere changes nothing.
@@ -84,10 +86,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     try:
-        main()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        with one_line_errors():
+            main()
     except (CellExecutionError, DeadKernelError, TimeoutError) as error:
         print("failed: the notebook stays as it was", flush=True)
         sys.exit(str(error))

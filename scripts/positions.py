@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from nlm_core import NLM, load_checkpoint
+from nlm_core import NLM, UserError, load_checkpoint
 from nlm_core.checkpoint import step_folders
 from nlm_core.config import POSITIONS, Budget
 from nlm_core.data import Corpus
+from nlm_core.errors import one_line_errors
 from nlm_core.files import project_root
 from nlm_core.launch import new_run, resume_run
 from nlm_core.loss import stream_nats
-from nlm_core.positions import cosines, mantel, shuffled
+from nlm_core.positions import cosines, mantel, parts, shuffled
 from nlm_core.records import write_record
 from nlm_core.score import Tokens, tokens_of
 from nlm_core.source import text_to_score
@@ -77,12 +78,12 @@ def folder_of(what: str) -> Path:
     return project_root() / "runs" / {"train": "positions-trained", "damage": "positions-damaged"}[what]
 
 
-def trained(folder: Path, corpus: str, overrides: dict[str, Any], steps: int) -> NLM:
+def trained(folder: Path, corpus: str, overrides: dict[str, Any]) -> NLM:
     """Return the model of a run, after starting the run or going on with it as needed."""
-    budget = Budget("steps", steps)
+    budget = Budget("steps", STEPS)
     if not (folder / "config.json").exists():
         trainer = new_run("tiny", corpus, folder, overrides, budget)
-    elif not step_folders(folder) or load_checkpoint(folder)["step"] < steps:
+    elif not step_folders(folder) or load_checkpoint(folder)["step"] < STEPS:
         trainer = resume_run(folder, corpus, {}, budget)
     else:
         return NLM.from_checkpoint(folder)
@@ -92,34 +93,39 @@ def trained(folder: Path, corpus: str, overrides: dict[str, Any], steps: int) ->
     return NLM.from_checkpoint(folder)
 
 
-def train(corpus: str, steps: int) -> None:
+def train(corpus: str) -> None:
     """Train each kind of positions with each seed, then score all of them."""
     tokens = report_tokens(corpus)
     nats, tables = {}, {}
     for seed, kind in itertools.product(SEEDS, POSITIONS):
         name = f"{kind}-{seed}"
         print(name)
-        model = trained(folder_of("train") / name, corpus, {**SETTINGS, "positions": kind, "seed": seed}, steps)
+        model = trained(folder_of("train") / name, corpus, {**SETTINGS, "positions": kind, "seed": seed})
         nats[name] = nats_by_story(model, tokens)
         if kind == "learned":
             tables[name] = what_it_learned(model, seed)
-    write("train", corpus, tokens, nats, None, steps=steps, settings=SETTINGS, tables=tables)
+    write("train", corpus, tokens, nats, None, steps=STEPS, settings=SETTINGS, tables=tables)
 
 
-def what_it_learned(model: NLM, seed: int) -> dict[str, float]:
+def what_it_learned(model: NLM, seed: int) -> dict[str, Any]:
     """Whether near places are alike in a learned table, before training and after, and how long its row 0 is."""
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # as a run does before it draws its first weights
     fresh, table = (one.pos_emb.detach().numpy() for one in (NLM(model.config), model))
-    (before, _), (after, p) = mantel(cosines(fresh)), mantel(cosines(table))
     norms = np.linalg.norm(table.astype(np.float64), axis=1)
-    ratio = norms[0] / norms.mean()
-    return {"nearness_before": before, "nearness_after": after, "p_after": p, "norm_0_to_mean": float(ratio)}
+    similarity = cosines(table)
+    return {
+        "nearness_before": mantel(cosines(fresh)),
+        "nearness_after": {part: mantel(similarity[span, span]) for part, span in parts(len(table)).items()},
+        "norm_0_to_mean": float(norms[0] / norms.mean()),
+    }
 
 
 def damage(corpus: str) -> None:
     """Score the shipped model with its own position table and with damaged copies of it."""
     tokens = report_tokens(corpus)
-    checkpoint = load_checkpoint()
+    checkpoint = load_checkpoint(project_root() / "checkpoints" / "nlm")
+    if checkpoint["tokenizer"].sha256 != Corpus.open(corpus).tokenizer.sha256:
+        raise UserError(f"corpus {corpus!r} was prepared with another tokenizer than the shipped model's")
     model = NLM.from_params(checkpoint["config"], checkpoint["params"])
     table = checkpoint["params"]["pos_emb"]
     tables = {"intact": table, "zeroed": np.zeros_like(table), "mean": np.tile(table.mean(axis=0), (len(table), 1))}
@@ -137,13 +143,13 @@ def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("train", "damage"))
     parser.add_argument("corpus")
-    parser.add_argument("--steps", type=int, default=STEPS, help="of each of the nine runs")
     arguments = parser.parse_args(words)
     if arguments.what == "train":
-        train(arguments.corpus, arguments.steps)
+        train(arguments.corpus)
     else:
         damage(arguments.corpus)
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

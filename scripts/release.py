@@ -15,6 +15,7 @@ import numpy as np
 
 from nlm_core import NLM, UserError, generate, load_checkpoint, save_checkpoint
 from nlm_core.download import TINYSTORIES
+from nlm_core.errors import one_line_errors
 from nlm_core.files import project_root, read_json, write_json
 from nlm_core.score import score
 from nlm_core.source import text_to_score
@@ -240,4 +241,5 @@ def card(
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

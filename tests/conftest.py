@@ -3,6 +3,7 @@
 import itertools
 from pathlib import Path
 
+import matplotlib.font_manager  # noqa: F401  its first import may print that it builds a cache: not in a notebook
 import pytest
 import torch
 from hypothesis import settings

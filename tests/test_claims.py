@@ -10,7 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 from nlm_core import claims
-from nlm_core.claims import METADATA, all_claims, claim, closing_table
+from nlm_core.claims import METADATA, VERDICTS, all_claims, claim, closing_table, judge
 from nlm_core.errors import UserError
 
 
@@ -85,3 +85,9 @@ def test_the_closing_table_has_what_was_recorded():
 def test_the_closing_table_says_what_is_missing():
     with pytest.raises(UserError, match=r"no claim 'pos\.limit' has been recorded yet"):
         closing_table("pos.limit")
+
+
+def test_verdicts_of_rules():
+    words = [judge(True), judge(np.True_, partly=True), judge(False, partly=np.True_), judge(False)]
+    assert words == ["holds", "holds", "partly", "does not hold here"]
+    assert set(words) <= set(VERDICTS)

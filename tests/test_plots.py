@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nlm_core.plots import figure, use_style
+from nlm_core.plots import COLOURS, LINES, figure, use_style
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +31,5 @@ def test_figures_are_opaque_white_and_wide_enough():
 
 def test_no_two_lines_share_colour_or_style():
     ax = figure()
-    lines = [ax.plot([0, 1])[0] for _ in range(7)]
-    assert len({line.get_color() for line in lines}) == 7
-    assert len({repr(line._unscaled_dash_pattern) for line in lines}) == 7
+    assert len({ax.plot([0, 1])[0].get_color() for _ in COLOURS}) == len(COLOURS)
+    assert len({str(style) for style in LINES}) == len(COLOURS) == 7

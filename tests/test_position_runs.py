@@ -17,7 +17,7 @@ from nlm_core.records import read_record
 @pytest.fixture
 def script():
     module = runpy.run_path(str(ROOT / "scripts" / "positions.py"))
-    module["main"].__globals__.update(SETTINGS=SHAPE, SEEDS=(0, 1), BLOCKS=(2,))
+    module["main"].__globals__.update(SETTINGS=SHAPE, SEEDS=(0, 1), STEPS=2, BLOCKS=(2,))
     return module["main"]
 
 
@@ -26,7 +26,7 @@ def total(model: NLM, corpus: Corpus) -> float:
 
 
 def test_kinds_of_positions_are_trained_and_scored(script, corpus, own_root, capsys):
-    script(["train", "stories", "--steps", "2"])
+    script(["train", "stories"])
     folder = own_root / "runs" / "positions-trained"
     record = read_record("positions-trained")
     assert list(record.units) == [
@@ -47,7 +47,7 @@ def test_kinds_of_positions_are_trained_and_scored(script, corpus, own_root, cap
     assert record.results["tables"]["learned-1"]["norm_0_to_mean"] == pytest.approx(norms[0] / norms.mean())
 
     before = (folder / "results.json").read_text()
-    script(["train", "stories", "--steps", "2"])
+    script(["train", "stories"])
     assert json.loads((folder / "none-1" / "config.json").read_text())["resumed"] == []
     assert (folder / "results.json").read_text() == before
     capsys.readouterr()

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from nlm_core.positions import by_distance, cosines, distances, mantel, shuffled, sinusoids
+from nlm_core.model import sinusoids
+from nlm_core.positions import by_distance, cosines, distances, mantel, parts, shuffled
 
 
 def test_the_formula_is_that_of_the_paper():
@@ -84,3 +85,12 @@ def test_mantel_sees_nearness_and_only_nearness():
 
 def test_rows_in_random_order_are_no_longer_near():
     assert abs(mantel(cosines(shuffled(sinusoids(64, 32), 64)), draws=49)[0]) < 0.2
+
+
+@pytest.mark.parametrize("T", [512, 256, 64, 10])
+def test_parts_are_the_whole_and_three_equal_quarters(T):
+    places = [np.arange(T)[span] for span in parts(T).values()]
+    assert len(places[0]) == T
+    assert {len(part) for part in places[1:]} == {T // 4}
+    assert (places[1][0], places[3][-1]) == (0, T - 1)
+    assert abs(places[2].mean() - (T - 1) / 2) <= 0.5

@@ -20,7 +20,7 @@ def test_a_record_comes_back(own_root):
     assert "torch" in record.results["machine"]
     assert record.units["tokens"].tolist() == [3, 12]
     assert record.units["nats-0"] == pytest.approx(units["nats-0"], abs=5e-5)
-    assert (own_root / "runs" / "some" / "units.csv").read_text() == "tokens,nats-0\n3,1.25\n12,7.3333\n"
+    assert (own_root / "runs" / "some" / "units.csv").read_text() == "tokens,nats-0\n3,1.25\n12,7.33333\n"
 
 
 def test_columns_of_different_lengths_are_refused_and_nothing_is_written(own_root):
@@ -30,11 +30,11 @@ def test_columns_of_different_lengths_are_refused_and_nothing_is_written(own_roo
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("damage", ["tokens,nats\n1\n", "tokens,nats\n1,x\n"])
+@pytest.mark.parametrize("damage", ["tokens\n3\n", "tokens,nats\n1,x\n", b"tokens\n3\n12\n\xff"])
 def test_a_damaged_table_is_one_clear_line(own_root, damage):
     folder = own_root / "runs" / "some"
     write(folder, {"tokens": np.array([3, 12])})
-    (folder / "units.csv").write_text(damage)
+    (folder / "units.csv").write_bytes(damage if isinstance(damage, bytes) else damage.encode())
     with pytest.raises(UserError, match=r"units\.csv is damaged"):
         read_record("some")
 

@@ -6,7 +6,7 @@ import runpy
 import numpy as np
 import pytest
 from conftest import ROOT
-from runs import SHAPE
+from tiny_runs import SHAPE
 
 from nlm_core import NLM, save_checkpoint
 from nlm_core.data import Corpus

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import (
+from tiny_runs import (
     SETTINGS,
     assert_same_weights,
     log_rows,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from runs import (
+from tiny_runs import (
     SETTINGS,
     assert_same_weights,
     log_rows,

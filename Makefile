@@ -31,7 +31,9 @@ notebooks: setup  ## execute the notebooks anew; with NLM_CHECKPOINT=PATH a copy
 	$(BIN)/python scripts/notebooks.py
 
 test: setup lint  ## lint, unit tests and notebooks
-	$(BIN)/python -m pytest --nbval --cov --cov-report=term:skip-covered
+	@# Not by pytest's option: with it nbval measures inside the notebooks' kernels too, which slows their start to minutes.
+	$(BIN)/python -m coverage run -m pytest --nbval
+	$(BIN)/python -m coverage report --skip-covered
 
 lint: setup  ## check style
 	$(BIN)/ruff check .

@@ -205,8 +205,8 @@ KILLED = """
 import sys, torch
 torch.set_num_threads(1)
 from pathlib import Path
-import runs
-run = runs.trainer(Path(sys.argv[1])) if sys.argv[2] == "new" else runs.resumed(Path(sys.argv[1]))
+import tiny_runs
+run = tiny_runs.trainer(Path(sys.argv[1])) if sys.argv[2] == "new" else tiny_runs.resumed(Path(sys.argv[1]))
 log = run.folder.log
 def told(**row):
     log(**row)

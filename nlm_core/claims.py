@@ -26,7 +26,13 @@ def all_claims() -> dict[str, dict[str, Any]]:
 
 
 def judge(holds: bool | np.bool_, partly: bool | np.bool_ = False) -> str:
-    """The verdict of a rule: "holds", else "partly" where the weaker rule is met, else "does not hold here"."""
+    """The verdict of a rule: "holds", else "partly" where the weaker rule is met, else "does not hold here".
+
+    Raises:
+        UserError: a condition is not true or false, but for example nan, which Python would take for true.
+    """
+    if not all(isinstance(condition, bool | np.bool_) for condition in (holds, partly)):
+        raise UserError(f"a rule is met or not: {holds!r} and {partly!r} are not both true or false")
     return "holds" if holds else "partly" if partly else "does not hold here"
 
 
@@ -59,7 +65,7 @@ def claim(
         reads: the verdict for which the text around the call was written.
 
     Raises:
-        UserError: the claim is not in the list, or there is no such verdict.
+        UserError: the claim is not in the list, there is no such verdict, or a number is not finite.
     """
     listed = all_claims()
     if id not in listed:
@@ -69,6 +75,9 @@ def claim(
     for word in (verdict, *([] if reads is None else [reads])):
         if word not in VERDICTS:
             raise UserError(f"{word!r} is not a verdict; there are: {', '.join(VERDICTS)}")
+    numbers = [*([] if ours is None or isinstance(ours, str) else [ours]), *(interval or ())]
+    if not np.isfinite(numbers).all() or (interval is not None and interval[0] > interval[1]):
+        raise UserError(f"claim {id!r}: {ours} with the interval {interval} is not a measurement")
     ours_shown = "no figure" if ours is None else ours if isinstance(ours, str) else format(ours, form)
     details = [
         *([] if interval is None else [f"{interval_is} {interval[0]:{form}} to {interval[1]:{form}}"]),
@@ -87,8 +96,7 @@ def claim(
         "reads": reads,
     }
     _recorded[id] = record
-    post = f" The post: {listed[id]['value']}." if listed[id]["value"] else ""
-    line = f"`{id}`: **{verdict}**.{post} We measured: {measured}."
+    line = f"`{id}`: **{verdict}**. The post: {listed[id]['said']} We measured: {measured}."
     display(
         {"text/markdown": line, "text/plain": line.replace("`", "").replace("*", "")},
         raw=True,
@@ -97,7 +105,7 @@ def claim(
 
 
 def closing_table(*ids: str) -> None:
-    """Show the recorded claims as a table: expected, the post said, we measured, verdict.
+    """Show the recorded claims as a table: verdict, what the post said, what we measured, what was expected.
 
     Args:
         ids: whole ids, or beginnings of ids such as "pos."; in this order.
@@ -106,13 +114,13 @@ def closing_table(*ids: str) -> None:
         UserError: no claim of that name has been recorded by now.
     """
     listed = all_claims()
-    rows = ["| claim | expected | the post said | we measured | verdict |", "|---|---|---|---|---|"]
+    rows = ["| claim | verdict | the post said | we measured | expected |", "|---|---|---|---|---|"]
     for beginning in ids:
         found = [record for id, record in _recorded.items() if id.startswith(beginning)]
         if not found:
             raise UserError(f"no claim {beginning!r} has been recorded yet: run the cells above first")
         for record in found:
             entry = listed[record["id"]]
-            cells = (f"`{record['id']}`", entry["expected"], entry["said"], record["measured"], record["verdict"])
+            cells = (f"`{record['id']}`", record["verdict"], entry["said"], record["measured"], entry["expected"])
             rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     display(Markdown("\n".join(rows)))

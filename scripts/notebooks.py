@@ -39,6 +39,7 @@ def execute(path: Path) -> None:
         resources={"metadata": {"path": str(path.parent)}},
         record_timing=False,
         coalesce_streams=True,
+        extra_arguments=["--IPKernelApp.log_level=40"],  # else each kernel warns on the terminal that it uses TCP
     )
     client.execute()
     # Only what every machine would write: no versions, so that a run elsewhere changes nothing.
@@ -52,8 +53,12 @@ def execute(path: Path) -> None:
 
 
 def copy_for(checkpoint: Path, root: Path) -> Path:
-    """Copy the book's sources, with a card of the reader's own checkpoint in place of the shipped one's."""
-    out = root / "_build" / "own-book"
+    """Copy the book's sources, with a card of the reader's own checkpoint in place of the shipped one's.
+
+    Until all of it ran it has another name, so that a book that is built never shows another checkpoint's results.
+    """
+    out = root / "_build" / "own-book-unfinished"
+    shutil.rmtree(root / "_build" / "own-book", ignore_errors=True)
     table = info_table(load_checkpoint(checkpoint))
     card = f"# Your checkpoint\n\nThis copy of the book examines it.\n\n```text\n{table}\n```\n"
     shutil.rmtree(out, ignore_errors=True)
@@ -81,6 +86,7 @@ def main() -> None:
         execute(path)
         print(f"{time.monotonic() - begin:.0f} s")
     if own:
+        book = book.rename(book.with_name("own-book"))
         print(f"Executed in {shown(book)}; build it with the same NLM_CHECKPOINT: make book")
 
 
@@ -90,4 +96,7 @@ if __name__ == "__main__":
             main()
     except (CellExecutionError, DeadKernelError, TimeoutError) as error:
         print("failed: the notebook stays as it was", flush=True)
+        if getattr(error, "ename", "") == "UserError":
+            print(f"error: {error.evalue}", file=sys.stderr)
+            sys.exit(2)
         sys.exit(str(error))

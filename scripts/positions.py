@@ -3,7 +3,7 @@
     python scripts/positions.py train CORPUS     nine small models with three kinds of positions: runs/positions-trained
     python scripts/positions.py damage CORPUS    the shipped model, its position table damaged: runs/positions-damaged
 
-The first takes about two hours on two cores, and goes on where it was interrupted; the second takes some minutes.
+The first takes about an hour and a half on two cores and goes on where it was interrupted; the second, some minutes.
 CORPUS is a prepared corpus with validation text, as `nlm data add` and `nlm data prepare` make it. Losses are those of
 the reporting half, story by story; no text is recorded.
 """
@@ -18,14 +18,14 @@ import torch
 
 from nlm_core import NLM, UserError, load_checkpoint
 from nlm_core.checkpoint import step_folders
-from nlm_core.config import POSITIONS, Budget
+from nlm_core.config import POSITIONS, Budget, preset
 from nlm_core.data import Corpus
 from nlm_core.errors import one_line_errors
-from nlm_core.files import project_root
+from nlm_core.files import project_root, read_json, shown
 from nlm_core.launch import new_run, resume_run
 from nlm_core.loss import stream_nats
 from nlm_core.positions import cosines, mantel, parts, shuffled
-from nlm_core.records import write_record
+from nlm_core.records import RESULTS, write_record
 from nlm_core.score import Tokens, tokens_of
 from nlm_core.source import text_to_score
 from nlm_core.stats import sums_by
@@ -41,6 +41,13 @@ SETTINGS = {
     "batch_size": 16,
     "eval_tokens": 50_000,
 }
+
+
+def require_own_record(what: str, corpus: str) -> None:
+    """A record of another text stays; a chapter says on which text it was made."""
+    file = folder_of(what) / RESULTS
+    if file.exists() and read_json(file)["data"]["report"] != Corpus.open(corpus).manifest["maps"]["report"]:
+        raise UserError(f"{shown(file.parent)} holds the record of another text; move it away first")
 
 
 def report_tokens(corpus: str) -> Tokens:
@@ -78,11 +85,24 @@ def folder_of(what: str) -> Path:
     return project_root() / "runs" / {"train": "positions-trained", "damage": "positions-damaged"}[what]
 
 
+def asked_for(corpus: str, overrides: dict[str, Any]) -> tuple[dict[str, Any], int, int, str]:
+    opened = Corpus.open(corpus)
+    model, train = preset("tiny", opened.tokenizer.vocab_size, overrides)
+    return model.to_dict(), train.seed, STEPS, opened.manifest["maps"]["train"]["sha256"]
+
+
 def trained(folder: Path, corpus: str, overrides: dict[str, Any]) -> NLM:
     """Return the model of a run, after starting the run or going on with it as needed."""
     budget = Budget("steps", STEPS)
     if not (folder / "config.json").exists():
         trainer = new_run("tiny", corpus, folder, overrides, budget)
+    elif (before := read_json(folder / "config.json")) and asked_for(corpus, overrides) != (
+        before["model"],
+        before["train"]["seed"],
+        before["budget"]["steps"],
+        before["data"]["train"]["sha256"],
+    ):
+        raise UserError(f"{shown(folder)} holds a run of other settings or another text; move it away first")
     elif not step_folders(folder) or load_checkpoint(folder)["step"] < STEPS:
         trainer = resume_run(folder, corpus, {}, budget)
     else:
@@ -144,6 +164,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("what", choices=("train", "damage"))
     parser.add_argument("corpus")
     arguments = parser.parse_args(words)
+    require_own_record(arguments.what, arguments.corpus)
     if arguments.what == "train":
         train(arguments.corpus)
     else:

@@ -218,6 +218,7 @@ def figures_are_described(nb: NotebookNode) -> Checks:
             picture = Image.open(io.BytesIO(base64.b64decode(encoded))).convert("RGBA")
             yield picture.width < 600, f"{where}: the picture is {picture.width} pixels wide: 600 or more are wanted"
             yield picture.getpixel((0, 0)) != (255,) * 4, f"{where}: the background has to be white and opaque"
+            yield len(picture.getcolors(1 << 24) or ()) < 2, f"{where}: the picture is empty"
 
 
 def claims_are_recorded(nb: NotebookNode) -> Checks:
@@ -229,6 +230,11 @@ def claims_are_recorded(nb: NotebookNode) -> Checks:
         yield missing, f"{here}: its record lacks {sorted(missing)}"
         yield verdict not in VERDICTS, f"{here}: unknown verdict {verdict!r}"
         yield reads not in (None, verdict), f"{here}: the text was written for another verdict, {reads!r}: rewrite it"
+    for where, _, output in outputs(nb):
+        if record := output.get("metadata", {}).get(METADATA):
+            line = texts(output).get("text/markdown", "")
+            same = f"**{record.get('verdict')}**" in line and record.get("measured", "") in line
+            yield not same, f"{where}: the record of {record.get('id')} is not what the line says"
     for claim_id in set(LITERAL_CLAIM.findall(sources)) - {record.get("id") for record in recorded}:
         yield True, f"claim {claim_id}: called and not recorded: run the notebook again"
     yield recorded and "claim(" not in sources, "claims are recorded that nothing calls: run the notebook again"

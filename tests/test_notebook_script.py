@@ -77,6 +77,14 @@ def test_another_checkpoint_gets_a_copy(book, own_root, tiny_model, tokenizer):
     assert (copy / "_static" / "nlm.css").exists()
 
 
+def test_what_failed_on_another_checkpoint_is_not_left_to_be_built(book, own_root, tiny_model, tokenizer):
+    write(book / "01-broken.ipynb", "1 / 0")
+    save_checkpoint(own_root / "mine", tiny_model, tokenizer)
+    (own_root / "_build" / "own-book").mkdir(parents=True)
+    assert run(NLM_CHECKPOINT="mine").returncode == 1
+    assert not (own_root / "_build" / "own-book").exists()
+
+
 def test_a_checkpoint_that_is_not_there_is_one_line(book):
     result = run(NLM_CHECKPOINT="nowhere")
     assert result.returncode == 2

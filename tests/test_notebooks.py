@@ -22,9 +22,12 @@ NAME = "03-positional-encodings"
 SHA256 = "5a"
 
 
-def png(width: int = 640, background: tuple[int, ...] = (255, 255, 255, 255)) -> str:
+def png(width: int = 640, background: tuple[int, ...] = (255, 255, 255, 255), empty: bool = False) -> str:
     file = io.BytesIO()
-    Image.new("RGBA", (width, 20), background).save(file, "PNG")
+    picture = Image.new("RGBA", (width, 20), background)
+    if not empty:
+        picture.putpixel((9, 9), (0, 0, 0, 255))
+    picture.save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
 
 
@@ -210,6 +213,7 @@ NOTEBOOK_DEFECTS = {
         (lambda nb: at(nb, "_ =").metadata.pop("mystnb"), "mystnb.image.alt"),
         (written("_ = ax.plot(distance)", "_ = ax.set_title('Distance')"), "a title in the figure"),
         (picture(png(width=599)), "599 pixels"),
+        (picture(png(empty=True)), "the picture is empty"),
         (picture(png(background=(255, 255, 255, 0))), "opaque"),
         (picture(png(background=(20, 20, 20, 255))), "white"),
     ],
@@ -217,6 +221,8 @@ NOTEBOOK_DEFECTS = {
         (lambda nb: at(nb, "claim").outputs[0].metadata["nlm_claim"].pop("ours"), "lacks ['ours']"),
         (record(verdict="refuted", reads="refuted"), "unknown verdict"),
         (record(verdict="partly"), "another verdict, 'holds': rewrite it"),
+        (record(verdict="partly", reads="partly"), "is not what the line says"),
+        (record(measured="99.00"), "is not what the line says"),
         (written("x1 = 1 % 2", 'claim(\n    "pos.zero-norm", ours=1)'), "pos.zero-norm: called and not recorded"),
         (written('claim("pos.nearer")', "x = 1"), "nothing calls"),
     ],

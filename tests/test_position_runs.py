@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 from tiny_runs import SHAPE
 
-from nlm_core import NLM, save_checkpoint
+from nlm_core import NLM, UserError, save_checkpoint
 from nlm_core.data import Corpus
 from nlm_core.loss import stream_nats
 from nlm_core.records import read_record
@@ -50,6 +50,10 @@ def test_kinds_of_positions_are_trained_and_scored(script, corpus, own_root, cap
     script(["train", "stories"])
     assert json.loads((folder / "none-1" / "config.json").read_text())["resumed"] == []
     assert (folder / "results.json").read_text() == before
+
+    script.__globals__.update(SETTINGS={**SHAPE, "n_layers": 1})
+    with pytest.raises(UserError, match="learned-0 holds a run of other settings or another text; move it away first"):
+        script(["train", "stories"])
     capsys.readouterr()
 
 
@@ -61,6 +65,11 @@ def test_damaged_tables_are_scored_and_the_checkpoint_named(script, corpus, own_
     sha256 = json.loads((own_root / "checkpoints" / "nlm" / "config.json").read_text())["sha256"]
     assert record.results["checkpoint"] == sha256
     assert record.units["intact"].sum() == pytest.approx(total(tiny_model, corpus), abs=0.01)
+    file = own_root / "runs" / "positions-damaged" / "results.json"
+    ours = file.read_text()
+    file.write_text(ours.replace(corpus.manifest["maps"]["report"]["sha256"], "of another text"))
+    with pytest.raises(UserError, match="holds the record of another text; move it away first"):
+        script(["damage", "stories"])
     tiny_model.pos_emb.data.zero_()
     assert record.units["zeroed"].sum() == pytest.approx(total(tiny_model, corpus), abs=0.01)
     capsys.readouterr()

@@ -209,7 +209,8 @@ def figures_are_described(nb: NotebookNode) -> Checks:
         pictures = [output.data["image/png"] for output in cell.outputs if "image/png" in output.get("data", {})]
         image, figure = (cell.metadata.get("mystnb", {}).get(key, {}) for key in ("image", "figure"))
         yield (image or figure) and not pictures, f"{where}: describes a figure that it does not show"
-        yield len(pictures) > 1, f"{where}: {len(pictures)} pictures: one for each cell"
+        # The builder gives caption and name to every output of the cell.
+        yield pictures and len(cell.outputs) > 1, f"{where}: {len(cell.outputs)} outputs: a picture has its own cell"
         for encoded in pictures:
             yield len(image.get("alt", "")) < 20, f"{where}: mystnb.image.alt is missing or short (20 characters)"
             yield len(figure.get("caption", "")) < 20, f"{where}: mystnb.figure.caption is missing or short"

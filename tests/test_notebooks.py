@@ -206,7 +206,8 @@ NOTEBOOK_DEFECTS = {
     ],
     contract.figures_are_described: [
         (metadata("x1", mystnb={"figure": {"name": "fig-none"}}), "does not show"),
-        (lambda nb: at(nb, "_ =").outputs.append(shown({"image/png": png()})), "2 pictures"),
+        (lambda nb: at(nb, "_ =").outputs.append(shown({"image/png": png()})), "2 outputs"),
+        (lambda nb: at(nb, "_ =").outputs.append(printed("a line")), "a picture has its own cell"),
         (lambda nb: figure(nb).image.update(alt="A line"), "mystnb.image.alt"),
         (lambda nb: figure(nb).figure.pop("caption"), "mystnb.figure.caption"),
         (lambda nb: figure(nb).figure.update(name="nearer"), "begin with fig-"),

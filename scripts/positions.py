@@ -85,10 +85,14 @@ def folder_of(what: str) -> Path:
     return project_root() / "runs" / {"train": "positions-trained", "damage": "positions-damaged"}[what]
 
 
-def asked_for(corpus: str, overrides: dict[str, Any]) -> tuple[dict[str, Any], int, int, str]:
-    opened = Corpus.open(corpus)
-    model, train = preset("tiny", opened.tokenizer.vocab_size, overrides)
-    return model.to_dict(), train.seed, STEPS, opened.manifest["maps"]["train"]["sha256"]
+def require_same_run(folder: Path, corpus: str, overrides: dict[str, Any]) -> None:
+    """A finished run is taken as it is, so it has to be the one that is asked for."""
+    opened, before = Corpus.open(corpus), read_json(folder / "config.json")
+    model, config = preset("tiny", opened.tokenizer.vocab_size, overrides)
+    asked = (model.to_dict(), config.seed, STEPS, opened.manifest["maps"]["train"]["sha256"])
+    text = before["data"]["train"]["sha256"]
+    if asked != (before["model"], before["train"]["seed"], before["budget"]["steps"], text):
+        raise UserError(f"{shown(folder)} holds a run of other settings or another text; move it away first")
 
 
 def trained(folder: Path, corpus: str, overrides: dict[str, Any]) -> NLM:
@@ -96,17 +100,11 @@ def trained(folder: Path, corpus: str, overrides: dict[str, Any]) -> NLM:
     budget = Budget("steps", STEPS)
     if not (folder / "config.json").exists():
         trainer = new_run("tiny", corpus, folder, overrides, budget)
-    elif (before := read_json(folder / "config.json")) and asked_for(corpus, overrides) != (
-        before["model"],
-        before["train"]["seed"],
-        before["budget"]["steps"],
-        before["data"]["train"]["sha256"],
-    ):
-        raise UserError(f"{shown(folder)} holds a run of other settings or another text; move it away first")
-    elif not step_folders(folder) or load_checkpoint(folder)["step"] < STEPS:
-        trainer = resume_run(folder, corpus, {}, budget)
     else:
-        return NLM.from_checkpoint(folder)
+        require_same_run(folder, corpus, overrides)
+        if step_folders(folder) and load_checkpoint(folder)["step"] == STEPS:
+            return NLM.from_checkpoint(folder)
+        trainer = resume_run(folder, corpus, {}, budget)
     trainer.run()
     if trainer.stop_signal is not None:
         raise SystemExit(130)

@@ -168,7 +168,7 @@ NOTEBOOK_DEFECTS = {
         (written("Change", "Change C:\\nlm and"), "C:"),
         (output(printed("written to /tmp/x")), "/tmp/x"),
         (output(shown({"text/markdown": "in `/Users/ann`"})), "/Users/ann"),
-        (lambda nb: at(nb, "1 / 0").outputs[0].traceback.append("File \x1b[32m/work/x.py"), "/work/x.py"),
+        (lambda nb: at(nb, "1 / 0").outputs[0].traceback.append("File \x1b[32m/home/x.py"), "/home/x.py"),
     ],
     contract.cell_metadata_is_known: [
         (metadata("x1", tags=["hide-cell"]), "hide-cell"),

@@ -3,13 +3,14 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from nlm_core.checkpoint import TOKENIZER, default_checkpoint, load_checkpoint
 from nlm_core.config import Budget, parse_overrides
 from nlm_core.data import add, prepare, the_corpus
+from nlm_core.distributed import joined
 from nlm_core.errors import Diverged, UserError
 from nlm_core.files import shown
 from nlm_core.generate import begin, limit_message, write
@@ -102,34 +103,40 @@ def train(
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in lr=0.001; repeatable.")] = None,
 ) -> None:
     """Train a model."""
-    given = {"steps": steps, "tokens": tokens, "minutes": minutes}
-    budgets = [Budget(unit, value) for unit, value in given.items() if value is not None]
-    if len(budgets) > 1:
-        raise UserError("give only one of --steps, --tokens and --minutes")
-    budget = budgets[0] if budgets else None
-    overrides = parse_overrides(settings or [])
-    if resume:
-        if preset is not None:
+
+    def asked_for() -> tuple[dict[str, Any], Budget | None]:
+        given = {"steps": steps, "tokens": tokens, "minutes": minutes}
+        budgets = [Budget(unit, value) for unit, value in given.items() if value is not None]
+        if len(budgets) > 1:
+            raise UserError("give only one of --steps, --tokens and --minutes")
+        if resume and preset is not None:
             raise UserError("--resume goes on with the run's own settings; leave out --preset")
-        if out is None:
+        if resume and out is None:
             raise UserError("--resume needs the run's folder: add --out RUN")
-        trainer = resume_run(out, data, overrides, budget, typer.echo)
-    else:
-        trainer = new_run(preset or "nlm", data, out, overrides, budget, typer.echo)
-    typer.echo(
-        f"{sum(p.numel() for p in trainer.model.parameters()):,} parameters, {trainer.config.precision} on "
-        f"{trainer.device}, into {shown(trainer.folder.path)}"
-    )
-    last = trainer.run()
-    if trainer.stop_signal is not None:
-        typer.echo(
-            f"stopped after step {trainer.step:,}; go on with: nlm train --resume --out {shown(trainer.folder.path)}"
+        return parse_overrides(settings or []), budgets[0] if budgets else None
+
+    with joined() as team:
+        say = typer.echo if team.first else _say_nothing
+        overrides, budget = team.attempt(asked_for)
+        if resume:
+            trainer = resume_run(out, data, overrides, budget, say, team)
+        else:
+            trainer = new_run(preset or "nlm", data, out, overrides, budget, say, team)
+        say(
+            f"{sum(p.numel() for p in trainer.model.parameters()):,} parameters, {trainer.config.precision} on "
+            f"{trainer.device}, {f'{team.size} processes, ' * (team.size > 1)}into {shown(trainer.folder.path)}"
         )
-        raise typer.Exit(130)
-    typer.echo(f"done: {shown(last)}")
-    if "validation_loss" in trainer.metrics:
-        m = trainer.metrics
-        typer.echo(f"validation: {m['validation_loss']:.4f} nats per token, {m['bits_per_byte']:.4f} bits per byte")
+        last = trainer.run()
+        if trainer.stop_signal is not None:
+            say(
+                f"stopped after step {trainer.step:,}; go on with: "
+                f"nlm train --resume --out {shown(trainer.folder.path)}"
+            )
+            raise typer.Exit(130)
+        say(f"done: {shown(last)}")
+        if "validation_loss" in trainer.metrics:
+            m = trainer.metrics
+            say(f"validation: {m['validation_loss']:.4f} nats per token, {m['bits_per_byte']:.4f} bits per byte")
 
 
 Checkpoint = Annotated[Path | None, typer.Argument(help="A checkpoint or a run's folder. [default: the shipped one]")]
@@ -222,6 +229,10 @@ def main() -> None:
 
 def _note(message: str) -> None:
     typer.echo(message, err=True)
+
+
+def _say_nothing(message: str) -> None:
+    pass
 
 
 def _fail(message: str, code: int) -> None:

@@ -113,7 +113,8 @@ class TrainConfig(Config):
         clip: the gradient's largest global norm; 0 switches clipping off.
         dropout: probability, on the embedding sum and on each residual branch.
         batch_size: windows per step.
-        micro_batch_size: windows per forward and backward pass; gradients are added up.
+        micro_batch_size: windows per forward and backward pass; gradients are added up. On a CPU each core works on a
+            micro-batch of its own; on a GPU larger ones are faster.
         eval_tokens: how much of the "choose" half of the validation text each evaluation reads.
         precision: "float32", "bfloat16" (autocast), or "auto": bfloat16 where the processor is fast at it.
         device: "cpu", "cuda", "mps", or "auto".
@@ -132,7 +133,7 @@ class TrainConfig(Config):
     clip: float = 1.0
     dropout: float = 0.0
     batch_size: int = 8
-    micro_batch_size: int = 8
+    micro_batch_size: int = 2
     log_every: int = 10
     eval_every: int = 250
     eval_tokens: int = 100_000
@@ -202,7 +203,7 @@ PRESETS = {
     # A minute or two on a laptop: enough to see words and names appear.
     "tiny": Preset(
         {"context_length": 128, "d_model": 64, "n_layers": 2, "n_heads": 4},
-        {"warmup_steps": 20, "eval_every": 100, "save_every": 100},
+        {"micro_batch_size": 4, "warmup_steps": 20, "eval_every": 100, "save_every": 100},
         Budget("steps", 1000),
     ),
 }
@@ -229,7 +230,7 @@ def preset(name: str, vocab_size: int, overrides: dict[str, Any]) -> tuple[Model
         (model if key in model_keys else train)[key] = value
     size = overrides.get("batch_size")
     if type(size) is int and "micro_batch_size" not in overrides:
-        most = TrainConfig.micro_batch_size
+        most = train.get("micro_batch_size", TrainConfig.micro_batch_size)
         train["micro_batch_size"] = next(part for part in range(most, 0, -1) if size % part == 0)
     return ModelConfig.from_dict({**model, "vocab_size": vocab_size}), TrainConfig.from_dict(train)
 

@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 import torch
 
+from nlm_core import native
 from nlm_core.errors import UserError
 
 
@@ -56,4 +57,5 @@ def describe() -> dict[str, str | int]:
         "system": f"{platform.system()} {platform.machine()}",
         "processors": os.cpu_count() or 1,
         "threads": torch.get_num_threads(),
+        "kernels": "none" if native.library() is None else "compiled",
     }

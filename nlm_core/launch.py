@@ -1,15 +1,22 @@
-"""From what a person asked for to a `Trainer`: a new run from a preset, or an old run as its folder remembers it."""
+"""From what a person asked for to a `Trainer`: a new run from a preset, or an old run as its folder remembers it.
 
+Where several processes train together, the first one reads what was asked for and what the folder holds, and tells the
+others, who need the corpus but not the folder.
+"""
+
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from nlm_core.config import PRESETS, Budget, ModelConfig, TrainConfig, preset
 from nlm_core.data import Corpus, the_corpus
+from nlm_core.distributed import Team
 from nlm_core.errors import UserError
 from nlm_core.files import project_root, shown
-from nlm_core.runfolder import RunFolder
-from nlm_core.train import MAY_CHANGE, Trainer
+from nlm_core.hardware import pick_device, pick_precision
+from nlm_core.runfolder import MAY_CHANGE, RunFolder
+from nlm_core.train import Trainer
 
 
 def new_run(
@@ -19,12 +26,36 @@ def new_run(
     overrides: dict[str, Any],
     budget: Budget | None,
     say: Callable[[str], None] = print,
+    team: Team | None = None,
 ) -> Trainer:
     """Make a trainer for a folder without a run in it.
 
     Raises:
         UserError: the folder is taken, the corpus is missing, or a setting is not allowed.
     """
+    return _trainer(lambda: _fresh(preset_name, data, out, overrides, budget), say, team or Team())
+
+
+def resume_run(
+    out: Path,
+    data: str | None,
+    overrides: dict[str, Any],
+    budget: Budget | None,
+    say: Callable[[str], None] = print,
+    team: Team | None = None,
+) -> Trainer:
+    """Make a trainer that goes on with the run in `out`, with the settings that it began with.
+
+    Raises:
+        UserError: there is no run, its text or tokenizer has changed, or a setting would change that may not.
+    """
+    return _trainer(lambda: _remembered(RunFolder(out), data, overrides, budget), say, team or Team())
+
+
+def _fresh(
+    preset_name: str, data: str | None, out: Path | None, overrides: dict[str, Any], budget: Budget | None
+) -> dict[str, Any]:
+    """A `Trainer`'s arguments for a new run."""
     name = the_corpus(data)
     folder = RunFolder(out or project_root() / "runs" / f"{preset_name}-{name}")
     if folder.started():
@@ -35,24 +66,21 @@ def new_run(
         raise UserError(f"{shown(folder.path)} is there already and is not a run; give another --out")
     corpus = Corpus.open(name)
     model_config, config = preset(preset_name, corpus.tokenizer.vocab_size, overrides)
-    return Trainer(folder, corpus, model_config, config, budget or PRESETS[preset_name].budget, say=say)
+    return {
+        "folder": folder,
+        "corpus": corpus,
+        "model_config": model_config,
+        "config": config,
+        "budget": budget or PRESETS[preset_name].budget,
+    }
 
 
-def resume_run(
-    out: Path,
-    data: str | None,
-    overrides: dict[str, Any],
-    budget: Budget | None,
-    say: Callable[[str], None] = print,
-) -> Trainer:
-    """Make a trainer that goes on with the run in `out`, with the settings that it began with.
-
-    Raises:
-        UserError: there is no run, its text or tokenizer has changed, or a setting would change that may not.
-    """
-    folder = RunFolder(out)
+def _remembered(
+    folder: RunFolder, data: str | None, overrides: dict[str, Any], budget: Budget | None
+) -> dict[str, Any]:
+    """A `Trainer`'s arguments for an old run."""
     if not folder.started():
-        raise UserError(f"there is no run to resume in {shown(out)}; leave out --resume to start one")
+        raise UserError(f"there is no run to resume in {shown(folder.path)}; leave out --resume to start one")
     before = folder.read_config()
     try:
         model_config, config = ModelConfig.from_dict(before["model"]), TrainConfig.from_dict(before["train"])
@@ -83,4 +111,38 @@ def resume_run(
         raise UserError(f"the training text of corpus {name!r} has changed since this run began")
     changes = {key: value for key, value in overrides.items() if key in MAY_CHANGE}
     config = TrainConfig.from_dict({**config.to_dict(), **changes})
-    return Trainer(folder, corpus, model_config, config, budget or old_budget, resume=True, say=say)
+    return {
+        "folder": folder,
+        "corpus": corpus,
+        "model_config": model_config,
+        "config": config,
+        "budget": budget or old_budget,
+        "resume": True,
+    }
+
+
+def _trainer(asked_for: Callable[[], dict[str, Any]], say: Callable[[str], None], team: Team) -> Trainer:
+    """Make the trainer of what the first process was asked for, in each process."""
+    run = team.attempt(lambda: asked_for() if team.first else {})
+    told = team.decide(lambda: _for_others(run))
+    return team.attempt(lambda: Trainer(**(run or _as_told(told)), say=say, team=team))
+
+
+def _for_others(run: dict[str, Any]) -> dict[str, Any]:
+    """The same with the corpus's name and hashes in place of its text, and nothing left for each machine to choose."""
+    config, corpus = run["config"], run["corpus"]
+    device = pick_device(config.device)
+    config = dataclasses.replace(config, device=device.type, precision=pick_precision(config.precision, device))
+    return {**run, "config": config, "corpus": (corpus.manifest["name"], _hashes(corpus))}
+
+
+def _as_told(run: dict[str, Any]) -> dict[str, Any]:
+    name, hashes = run["corpus"]
+    corpus = Corpus.open(the_corpus(name))
+    if _hashes(corpus) != hashes:
+        raise UserError(f"corpus {name!r} is another one here than in the first process; copy its data folder")
+    return {**run, "corpus": corpus}
+
+
+def _hashes(corpus: Corpus) -> tuple[str, str]:
+    return corpus.tokenizer.sha256, corpus.manifest["maps"]["train"]["sha256"]

@@ -4,20 +4,21 @@ import math
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Integer
 from tqdm import tqdm
 
+from nlm_core.cross_entropy import token_nats
 from nlm_core.errors import UserError
 from nlm_core.hardware import autocast
 from nlm_core.model import NLM
+from nlm_core.workers import on_threads
 
 
 @torch.no_grad()
 def stream_nats(
     model: NLM,
     ids: Integer[np.ndarray, " N"],
-    batch_size: int = 8,
+    batch_size: int = 2,
     precision: str = "float32",
     progress: bool = False,
 ) -> Float[np.ndarray, " N-1"]:
@@ -29,7 +30,7 @@ def stream_nats(
     Args:
         model: in training or evaluation mode; dropout is off while this runs.
         ids: the stream.
-        batch_size: windows at a time.
+        batch_size: windows at a time, for each thread.
         precision: "float32" or "bfloat16" (the logarithms are taken in float32 either way).
         progress: show a bar while standard error is a terminal.
 
@@ -45,15 +46,15 @@ def stream_nats(
     device = model.token_emb.device
     T = model.config.context_length
     whole = (len(ids) - 1) // T
-    nats = []
-    bar = tqdm(range(0, whole, batch_size), desc="scoring", leave=False, disable=None if progress else True)
-    for first in bar:
-        rows = range(first, min(first + batch_size, whole))
-        nats.append(
-            _window_nats(model, np.stack([ids[row * T : (row + 1) * T + 1] for row in rows]), device, precision)
-        )
+    batches = [
+        np.stack([ids[row * T : (row + 1) * T + 1] for row in range(first, min(first + batch_size, whole))])
+        for first in range(0, whole, batch_size)
+    ]
     if whole * T < len(ids) - 1:
-        nats.append(_window_nats(model, ids[None, whole * T :], device, precision))
+        batches.append(ids[None, whole * T :])
+    scored = on_threads(lambda windows: _window_nats(model, windows, device, precision), batches, device)
+    bar = tqdm(scored, desc="scoring", total=len(batches), leave=False, disable=None if progress else True)
+    nats = list(bar)
     model.train(was_training)
     return np.concatenate(nats)
 
@@ -61,13 +62,8 @@ def stream_nats(
 def _window_nats(model: NLM, windows: np.ndarray, device: torch.device, precision: str) -> np.ndarray:
     batch = torch.from_numpy(windows.astype(np.int64)).to(device)  # (B, T + 1)
     with autocast(device, precision):
-        logits = model(batch[:, :-1])  # (B, T, V)
-    nats = F.cross_entropy(logits.flatten(0, 1).to(_at_least_float32(logits)), batch[:, 1:].flatten(), reduction="none")
+        nats = token_nats(model.read(batch[:, :-1]).flatten(0, 1), model.token_emb, batch[:, 1:].flatten())
     return nats.cpu().numpy()
-
-
-def _at_least_float32(logits: torch.Tensor) -> torch.dtype:
-    return torch.promote_types(logits.dtype, torch.float32)
 
 
 def bits_per_byte(nats: float, target_bytes: int) -> float:

@@ -12,11 +12,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from nlm_core.attention import attend, causal_attention
 from nlm_core.config import ModelConfig
+from nlm_core.dropout import Dropout
 from nlm_core.errors import UserError
+from nlm_core.gelu import gelu
 
 INIT_STD = 0.02  # of GPT-2's token table and matrices
-ROWS = 128  # query rows that attention handles at once
 
 
 def sinusoids(T: int, C: int) -> Float[np.ndarray, "T C"]:
@@ -73,33 +75,6 @@ class KVCache:
         self.lengths = self.lengths[rows]
 
 
-def attend(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B H S D"],
-    v: Float[Tensor, "B H S D"],
-    bias: Float[Tensor, "*B T S"],
-) -> Float[Tensor, "B H T D"]:
-    """Scaled dot-product attention (Vaswani et al. 2017, equation 1): softmax(q k' / sqrt(D) + bias) v."""
-    scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)  # (B, H, T, S)
-    return scores.add_(bias).softmax(dim=-1) @ v
-
-
-def causal_attend(
-    q: Float[Tensor, "B H T D"], k: Float[Tensor, "B H T D"], v: Float[Tensor, "B H T D"]
-) -> Float[Tensor, "B H T D"]:
-    """Attention in which every position sees itself and those before it.
-
-    Done for 128 rows at a time against the keys that they can see: that skips most of the hidden half of the square.
-    """
-    T = q.shape[2]
-    bias = torch.full((T, T), -math.inf, dtype=q.dtype, device=q.device).triu(1)
-    parts = []
-    for start in range(0, T, ROWS):
-        end = min(start + ROWS, T)
-        parts.append(attend(q[:, :, start:end], k[:, :, :end], v[:, :, :end], bias[start:end, :end]))
-    return torch.cat(parts, dim=2)
-
-
 class Attention(nn.Module):
     """Every position asks (q) itself and all positions before it what they offer (k), and takes it (v)."""
 
@@ -111,11 +86,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T C"], layer: int, cache: KVCache | None) -> Float[Tensor, "B T C"]:
         B, T, C = x.shape
-        q, k, v = self.qkv(x).view(B, T, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+        qkv = self.qkv(x)  # (B, T, 3 C)
         if cache is None:
-            y = causal_attend(q, k, v)
-        else:
-            y = attend(q, *cache.extend(layer, k, v), cache.bias)
+            return self.out(causal_attention(qkv, self.n_heads))
+        q, k, v = qkv.view(B, T, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+        y = attend(q, *cache.extend(layer, k, v), cache.bias)
         return self.out(y.transpose(1, 2).reshape(B, T, C))
 
 
@@ -128,7 +103,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(4 * config.d_model, config.d_model)
 
     def forward(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+        return self.down(gelu(self.up(x)))
 
 
 class Block(nn.Module):
@@ -140,7 +115,7 @@ class Block(nn.Module):
         self.attn = Attention(config)
         self.mlp_norm = nn.LayerNorm(config.d_model, eps=1e-5)
         self.mlp = MLP(config)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "B T C"], layer: int, cache: KVCache | None) -> Float[Tensor, "B T C"]:
         x = x + self.dropout(self.attn(self.attn_norm(x), layer, cache))
@@ -165,7 +140,7 @@ class NLM(nn.Module):
         else:  # fixed, so not among the weights; the formula is scaled to the size that a learned table begins with
             fixed = math.sqrt(2) * INIT_STD * sinusoids(*shape) if config.positions == "sinusoidal" else np.zeros(shape)
             self.register_buffer("pos_emb", torch.from_numpy(fixed.astype(np.float32)), persistent=False)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.blocks = nn.ModuleList(Block(config, dropout) for _ in range(config.n_layers))
         self.final_norm = nn.LayerNorm(config.d_model, eps=1e-5)
         self.initialise()

@@ -5,13 +5,14 @@ import csv
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nlm_core.checkpoint import STEPS, step_folders
+from nlm_core.checkpoint import STEPS, load_checkpoint, step_folders
 from nlm_core.errors import UserError
 from nlm_core.files import read_json, shown, write_json, written_whole
+from nlm_core.hardware import describe
 
 COLUMNS = [
     "step",
@@ -23,6 +24,8 @@ COLUMNS = [
     "tokens_per_second",
     "elapsed",
 ]
+# What may differ when a run is resumed, beside the budget. Anything else would make it another run.
+MAY_CHANGE = ("log_every", "eval_every", "eval_tokens", "save_every", "device")
 LOCK = ".lock"
 KEPT = 2  # checkpoints: the newest, and one to fall back to
 
@@ -71,8 +74,73 @@ class RunFolder:
     def write_config(self, config: dict[str, Any]) -> None:
         write_json(self.config_file, config)
 
+    def record(
+        self,
+        model: dict[str, Any],
+        train: dict[str, Any],
+        budget: dict[str, Any],
+        data: dict[str, Any],
+        here: dict[str, Any],
+        say: Callable[[str], None],
+    ) -> dict[str, Any]:
+        """Return what config.json is to hold: what the run began on stays, and each resumption adds a line.
+
+        Args:
+            model, train, budget: the settings.
+            data: the corpus's manifest.
+            here: the step at which this begins, and on what.
+            say: told when the run goes on elsewhere than it began.
+        """
+        resumed = self.started()
+        here = {**here, **describe()}
+        before = self.read_config() if resumed else {"machine": here, "resumed": []}
+        began = {"processes": 1, **before["machine"]}  # older records don't say it
+        changed = [key for key in here if key != "step" and here[key] != began.get(key, here[key])]
+        if changed:
+            say(f"this run began with other {' and '.join(changed)}: it will not be bit for bit the same")
+        return {
+            "model": model,
+            "train": train,
+            "budget": budget,
+            "data": {
+                "name": data["name"],
+                "tokenizer": data["tokenizer"],
+                **{part: data["maps"][part] for part in ("train", "choose")},
+            },
+            "machine": before["machine"],
+            "resumed": before.get("resumed", []) + [here] * resumed,
+        }
+
     def step_folder(self, step: int) -> Path:
         return self.path / STEPS / f"step-{step:08d}"
+
+    def newest(self, settings: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any] | None:
+        """Load the newest checkpoint that is whole, and remove damaged ones after it, so that those steps can be saved.
+
+        Args:
+            settings: what config.json says now.
+            say: told when a checkpoint is damaged.
+
+        Returns:
+            As `load_checkpoint`; None where there is no checkpoint.
+
+        Raises:
+            UserError: the run was trained with other settings, or no checkpoint is whole.
+        """
+        if not step_folders(self.path):
+            return None
+        checkpoint = load_checkpoint(self.path, say)
+        before = checkpoint["config"].to_dict() | checkpoint["training"].get("settings", {})
+        changed = [key for key, value in before.items() if key not in MAY_CHANGE and settings[key] != value]
+        if changed:
+            raise UserError(
+                f"{shown(self.config_file)} was edited: {changed[0]} is {settings[changed[0]]!r}, but the run was "
+                f"trained with {before[changed[0]]!r}"
+            )
+        for folder in step_folders(self.path):
+            if folder > checkpoint["path"]:
+                shutil.rmtree(folder)
+        return checkpoint
 
     def prune(self) -> None:
         for folder in step_folders(self.path)[:-KEPT]:
@@ -109,7 +177,3 @@ class RunFolder:
             csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(values)
             file.flush()
             os.fsync(file.fileno())
-
-    def discard(self, folder: Path) -> None:
-        """Remove a damaged checkpoint, so that the run can write that step again."""
-        shutil.rmtree(folder)

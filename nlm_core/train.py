@@ -3,39 +3,36 @@
 That holds on one machine with one number of threads and eager code, because each step depends on nothing but the
 weights, the optimizers' state, the seed, the number of the step, and the length of the run: the batch, the dropout
 masks and the learning rate are functions of those. (A budget in minutes has a length once it was turned into steps.)
+It holds for several processes as well, if there are as many as before.
 """
 
 import contextlib
 import dataclasses
-import hashlib
 import math
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from tqdm import tqdm
 
 from nlm_core.batches import Windows
-from nlm_core.checkpoint import load_checkpoint, load_optimizer, save_checkpoint, step_folders
+from nlm_core.checkpoint import load_optimizer, save_checkpoint, step_folders
 from nlm_core.config import Budget, ModelConfig, TrainConfig
 from nlm_core.data import Corpus
+from nlm_core.distributed import Team
 from nlm_core.errors import Diverged, UserError
 from nlm_core.files import shown
-from nlm_core.hardware import autocast, describe, pick_device, pick_precision
+from nlm_core.hardware import pick_device, pick_precision
 from nlm_core.loss import bits_per_byte, stream_nats
 from nlm_core.model import NLM
 from nlm_core.optim import learning_rate, make_optimizers, restore_state, state_arrays
 from nlm_core.runfolder import RunFolder
+from nlm_core.step import add_gradients, update
 
-# What may differ when a run is resumed, beside the budget. Anything else would make it another run.
-MAY_CHANGE = ("log_every", "eval_every", "eval_tokens", "save_every", "device")
 MEASURED_STEPS = 50  # a budget in minutes is turned into steps after so many
 
 
@@ -50,6 +47,10 @@ class Trainer:
         resume: go on with the run in the folder instead of starting one.
         say: told what a person should know.
         progress: show a progress bar when standard error is a terminal.
+        team: the processes that train together; alone if left out.
+
+    Raises:
+        UserError: the text is too short, the device is not there, or there are more processes than micro-batches.
     """
 
     def __init__(
@@ -62,14 +63,17 @@ class Trainer:
         resume: bool = False,
         say: Callable[[str], None] = print,
         progress: bool = True,
+        team: Team | None = None,
     ):
-        self.folder, self.corpus, self.say, self.progress = folder, corpus, say, progress
+        self.team = team or Team()
+        self.folder, self.corpus, self.say, self.progress = folder, corpus, say, progress and self.team.first
         self.device = pick_device(config.device)
         self.config = dataclasses.replace(config, precision=pick_precision(config.precision, self.device))
         self.budget, self.resume = budget, resume
         self.windows = Windows(corpus.train, model_config.context_length, self.config.seed)
         self.tokens_per_step = self.config.batch_size * model_config.context_length
         self.total = budget.steps(self.tokens_per_step)
+        self.team.require_work_for_all(self.config.batch_size, self.config.micro_batch_size)
         torch.manual_seed(self.config.seed)
         self.model = NLM(model_config, dropout=self.config.dropout).to(self.device)
         if self.config.compile:
@@ -77,35 +81,31 @@ class Trainer:
             for block in self.model.blocks:
                 block.compile()
         self.optimizers = make_optimizers(self.model, self.config)
-        self.step = 0
-        self.elapsed = 0.0
+        self.step, self.elapsed = 0, 0.0
         self.loss_sum, self.loss_count = 0.0, 0  # since the last line of the log
         self.metrics: dict[str, Any] = {}
         self.unsaved = False
-        self.stop_signal: int | None = None
         self.record: dict[str, Any] = {}
-        self._started = 0.0
-        self._reported_at = (0, 0.0)
+        self._started, self._reported_at = 0.0, (0, 0.0)
+
+    @property
+    def stop_signal(self) -> int | None:
+        """The signal that ended the run early, if one did."""
+        return self.team.stop_signal
 
     # ---- the state that a checkpoint holds
 
     def _restore(self, checkpoint: dict[str, Any]) -> None:
-        before = checkpoint["config"].to_dict() | checkpoint["training"].get("settings", {})
-        now = self.model.config.to_dict() | self.config.to_dict()
-        changed = [key for key, value in before.items() if key not in MAY_CHANGE and now[key] != value]
-        if changed:
-            raise UserError(
-                f"{shown(self.folder.config_file)} was edited: {changed[0]} is {now[changed[0]]!r}, but the run was "
-                f"trained with {before[changed[0]]!r}"
-            )
         self.model.load_state_dict({name: torch.from_numpy(value) for name, value in checkpoint["params"].items()})
         restore_state(self.model, self.optimizers, load_optimizer(checkpoint))
-        training = checkpoint["training"]
-        self.step = checkpoint["step"]
-        self.elapsed = training["elapsed"]
-        self.loss_sum, self.loss_count = training["loss_sum"], training["loss_count"]
+        self.step, self.metrics, training = checkpoint["step"], checkpoint["metrics"], checkpoint["training"]
+        self.elapsed, self.loss_sum, self.loss_count = (training[k] for k in ("elapsed", "loss_sum", "loss_count"))
 
     def _save(self) -> None:
+        self.team.require_equal_weights(self.model)
+        self.unsaved = False
+        if not self.team.first:
+            return
         save_checkpoint(
             self.folder.step_folder(self.step),
             self.model,
@@ -121,28 +121,7 @@ class Trainer:
                 "settings": self.config.to_dict(),
             },
         )
-        self.unsaved = False
         self.folder.prune()
-
-    def _describe_run(self) -> dict[str, Any]:
-        """The record of the run; what it began on stays, and each resumption adds a line."""
-        here = {"step": self.step, "device": self.device.type, **describe()}
-        before = self.folder.read_config() if self.folder.started() else {"machine": here, "resumed": []}
-        changed = [key for key in here if key != "step" and here[key] != before["machine"].get(key, here[key])]
-        if changed:
-            self.say(f"this run began with other {' and '.join(changed)}: it will not be bit for bit the same")
-        return {
-            "model": self.model.config.to_dict(),
-            "train": self.config.to_dict(),
-            "budget": {"unit": self.budget.unit, "amount": self.budget.amount, "steps": self.total},
-            "data": {
-                "name": self.corpus.manifest["name"],
-                "tokenizer": self.corpus.manifest["tokenizer"],
-                **{part: self.corpus.manifest["maps"][part] for part in ("train", "choose")},
-            },
-            "machine": before["machine"],
-            "resumed": before.get("resumed", []) + [here] * self.resume,
-        }
 
     # ---- the run
 
@@ -153,54 +132,46 @@ class Trainer:
             UserError: the folder is in use, or holds a run that was not to be resumed.
             Diverged: the loss is not a finite number; the last good checkpoint stays.
         """
-        with self.folder.locked():
-            if self.folder.started() and not self.resume:
-                raise UserError(f"{shown(self.folder.path)} already holds a run")
-            if step_folders(self.folder.path):
-                self._restore(checkpoint := load_checkpoint(self.folder.path, self.say))
-                self.metrics = checkpoint["metrics"]
-                self.say(f"going on from step {self.step:,}")
-                for damaged in step_folders(self.folder.path):
-                    if damaged > checkpoint["path"]:
-                        self.folder.discard(damaged)
-            elif self.resume:
-                self.say("the run has no checkpoint, so it starts again from step 0")
-            if self.total is not None and self.step > self.total:
-                raise UserError(f"the run has done {self.step:,} steps already, more than the {self.total:,} asked for")
-            if self.budget.unit == "minutes" and self.elapsed >= 60 * self.budget.amount:
-                raise UserError(
-                    f"the run has used {self.elapsed / 60:.1f} minutes already, of {self.budget.amount:g}; "
-                    "minutes count from its beginning"
-                )
-            if len(self.corpus.choose) < 2:
-                self.say("there is no validation text for choices, so the log has no validation loss")
-            self.record = self._describe_run()
-            self.folder.write_config(self.record)
-            # A checkpoint that remembers losses not yet reported was saved before the line of its step was written
-            # (a signal came during the evaluation); if a later moment wrote that line, it is about to be written again.
-            if damaged_log := self.folder.cut_log(self.step - 1 if self.loss_count else self.step):
-                self.say(f"log.csv was damaged; it is now {shown(damaged_log)}, and a new log begins")
-            with self._listening():
+        self.team.use(self.device)
+        with contextlib.ExitStack() as held:
+            self.team.decide(lambda: self._open(held))
+            self.step = self.team.begin_alike(self.model, self.optimizers, self.step)
+            with self.team.listening():
                 self._loop()
         return self.folder.step_folder(self.step)
 
-    @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
-        """Let Ctrl-C and SIGTERM ask for a stop (Python allows that in the main thread only)."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        handlers = {name: signal.signal(name, self._on_signal) for name in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for name, handler in handlers.items():
-                signal.signal(name, handler)
-
-    def _on_signal(self, number: int, frame: Any) -> None:
-        if self.stop_signal is not None:
-            raise KeyboardInterrupt  # asked twice: leave at once; the last checkpoint on disk stays
-        self.stop_signal = number
+    def _open(self, held: contextlib.ExitStack) -> None:
+        """Take the folder, restore what it holds, and write what this run is."""
+        held.enter_context(self.folder.locked())
+        if self.folder.started() and not self.resume:
+            raise UserError(f"{shown(self.folder.path)} already holds a run")
+        if checkpoint := self.folder.newest({**self.model.config.to_dict(), **self.config.to_dict()}, self.say):
+            self._restore(checkpoint)
+            self.say(f"going on from step {self.step:,}")
+        elif self.resume:
+            self.say("the run has no checkpoint, so it starts again from step 0")
+        if self.total is not None and self.step > self.total:
+            raise UserError(f"the run has done {self.step:,} steps already, more than the {self.total:,} asked for")
+        if self.budget.unit == "minutes" and self.elapsed >= 60 * self.budget.amount:
+            raise UserError(
+                f"the run has used {self.elapsed / 60:.1f} minutes already, of {self.budget.amount:g}; "
+                "minutes count from its beginning"
+            )
+        if len(self.corpus.choose) < 2:
+            self.say("there is no validation text for choices, so the log has no validation loss")
+        self.record = self.folder.record(
+            model=self.model.config.to_dict(),
+            train=self.config.to_dict(),
+            budget={"unit": self.budget.unit, "amount": self.budget.amount, "steps": self.total},
+            data=self.corpus.manifest,
+            here={"step": self.step, "device": self.device.type, "processes": self.team.size},
+            say=self.say,
+        )
+        self.folder.write_config(self.record)
+        # A checkpoint that remembers losses not yet reported was saved before the line of its step was written
+        # (a signal came during the evaluation); if a later moment wrote that line, it is about to be written again.
+        if damaged_log := self.folder.cut_log(self.step - 1 if self.loss_count else self.step):
+            self.say(f"log.csv was damaged; it is now {shown(damaged_log)}, and a new log begins")
 
     def _loop(self) -> None:
         self.model.train()
@@ -215,12 +186,13 @@ class Trainer:
             file=sys.stderr,
         ) as bar:
             while True:
-                if self.loss_count and self._report_is_due():
+                if self.team.first and self.loss_count and self._report_is_due():
                     self._report(bar)
-                leave = self.stop_signal is not None or self.step == self.total
-                if self.unsaved and (leave or self.step % self.config.save_every == 0):
+                leave = self.team.stopping() or self.step == self.total
+                if (leave or self.step % self.config.save_every == 0) and self.team.decide(lambda: self.unsaved):
                     self._save()
                 if leave:
+                    self.team.wait()  # for the checkpoint: the launcher ends the rest when one process has ended
                     return
                 self.loss_sum += self._train_step()
                 self.loss_count += 1
@@ -276,46 +248,36 @@ class Trainer:
 
     def _train_step(self) -> float:
         """One update of the weights; returns the mean loss of the batch in nats per token."""
-        config = self.config
-        rate = learning_rate(config, self.step, self.total)
-        batch = torch.from_numpy(self.windows.batch(self.step, config.batch_size)).to(self.device)  # (B, T + 1)
-        parts = batch.split(config.micro_batch_size)
-        loss_sum = 0.0
-        for number, part in enumerate(parts):
-            torch.manual_seed(_mix(config.seed, self.step, number))  # dropout's masks
-            with autocast(self.device, config.precision):
-                logits = self.model(part[:, :-1])  # (b, T, V)
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), part[:, 1:].flatten()) / len(parts)
-            loss.backward()
-            loss_sum += loss.item()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip or math.inf)
-        if not (math.isfinite(loss_sum) and math.isfinite(norm.item())):
+        batch = torch.from_numpy(self.windows.batch(self.step, self.config.batch_size))  # (B, T + 1)
+        parts = batch.split(self.config.micro_batch_size)
+        loss = add_gradients(self.model, parts, self.config, self.step, self.team.share(len(parts)))
+        loss = self.team.add_gradients_up(self.model, loss)
+        try:
+            update(self.model, self.optimizers, self.config, self.step, self.total, loss)
+        except Diverged as error:
             kept = step_folders(self.folder.path)
             raise Diverged(
-                f"the loss is {loss_sum} (gradient norm {norm.item()}) at step {self.step + 1:,}, so the run stops; "
+                f"{error}, so the run stops; "
                 + (f"the last good checkpoint stays in {shown(kept[-1])}" if kept else "there is no checkpoint yet")
                 + ". A smaller lr usually helps: start again with another --out"
-            )
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        return loss_sum
+            ) from None
+        return loss
 
     def _fix_total(self, first_step: int, speed_from: tuple[int, float] | None) -> None:
         """Turn a budget in minutes into steps, once the speed is known."""
         seconds = self.budget.amount * 60
         enough = self.step - first_step >= MEASURED_STEPS or self.elapsed >= seconds / 10
-        if speed_from is None or self.step == speed_from[0] or not enough:
+        known = speed_from is not None and self.step > speed_from[0] and enough
+        if not self.team.decide(lambda: known):
             return
-        per_step = (self.elapsed - speed_from[1]) / (self.step - speed_from[0])
         # From here on the learning rate may depend on the run's length, so a resumed run must never begin before here.
         self._save()
-        self.total = self.step + max(0, round((seconds - self.elapsed) / per_step))
-        self.record["budget"]["steps"] = self.total
-        self.folder.write_config(self.record)
-        self.say(f"{self.budget.amount:g} minutes are {self.total:,} steps at {per_step:.3g} seconds a step")
+        per_step = (self.elapsed - speed_from[1]) / (self.step - speed_from[0])
+        self.total = self.team.decide(lambda: self.step + max(0, round((seconds - self.elapsed) / per_step)))
+        if self.team.first:
+            self.record["budget"]["steps"] = self.total
+            self.folder.write_config(self.record)
+            self.say(f"{self.budget.amount:g} minutes are {self.total:,} steps at {per_step:.3g} seconds a step")
 
     def _evaluate(self) -> dict[str, Any] | None:
         """Score the first `eval_tokens` of the choosing half; None if a signal asks to stop meanwhile."""
@@ -334,9 +296,3 @@ class Trainer:
             "validation_tokens": len(ids) - 1,
             "validation_step": self.step,
         }
-
-
-def _mix(*numbers: int) -> int:
-    """One 63-bit seed from several numbers."""
-    text = "/".join(map(str, numbers))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

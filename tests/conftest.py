@@ -1,6 +1,10 @@
 """What all tests share: one thread, a folder of their own, and tiny stand-ins for the real things."""
 
+import atexit
 import itertools
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import matplotlib.font_manager  # noqa: F401  its first import may print that it builds a cache: not in a notebook
@@ -23,6 +27,11 @@ settings.load_profile("nlm")
 
 # Everything here is tiny: a second thread would only wait for the first.
 torch.set_num_threads(1)
+
+# The kernels are compiled anew, and for this run alone.
+if "NLM_CACHE" not in os.environ:
+    os.environ["NLM_CACHE"] = tempfile.mkdtemp(prefix="nlm-tests-")
+    atexit.register(shutil.rmtree, os.environ["NLM_CACHE"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

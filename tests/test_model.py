@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from nlm_core.attention import causal_attend
 from nlm_core.checkpoint import save_checkpoint
 from nlm_core.config import ModelConfig
-from nlm_core.model import NLM, KVCache, causal_attend
+from nlm_core.dropout import Dropout
+from nlm_core.model import NLM, KVCache
 
 
 def wild(config: ModelConfig, dropout: float = 0.0) -> NLM:
@@ -249,7 +251,7 @@ def test_dropout_acts_in_training_only():
     without.train()
     assert not torch.equal(model(ids), model(ids))
     assert torch.equal(without(ids), without(ids))
-    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.5}
+    assert {module.p for module in model.modules() if isinstance(module, Dropout)} == {0.5}
 
 
 @torch.no_grad()

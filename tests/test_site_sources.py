@@ -126,7 +126,7 @@ def test_the_works_that_the_code_names_are_in_the_bibliography():
     keys = re.findall(r"^@\w+\{(\w+),", (ROOT / "book" / "references.bib").read_text(), flags=re.MULTILINE)
     assert keys == sorted(set(keys))
     named = set()
-    for path in sorted((ROOT / "nlm_core").glob("*.py")):
+    for path in sorted(path for path in (ROOT / "nlm_core").rglob("*") if path.suffix in (".py", ".c", ".h")):
         for author, year in re.findall(r"\b([A-Z]\w+) (?:(?:et al\.|& [A-Z]\w+) )?((?:19|20)\d\d)\b", path.read_text()):
             named.add(f"{author.lower()}{year}")
     assert len(named) >= 10

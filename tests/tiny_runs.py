@@ -9,6 +9,7 @@ import numpy as np
 import safetensors.numpy
 
 from nlm_core.config import Budget
+from nlm_core.distributed import Team
 from nlm_core.launch import new_run, resume_run
 from nlm_core.runfolder import COLUMNS
 from nlm_core.train import Trainer
@@ -30,12 +31,13 @@ SETTINGS = {
 STEPS = 40
 
 
-def trainer(out: Path, steps: int = STEPS, **settings) -> Trainer:
-    return new_run("tiny", "stories", out, {**SETTINGS, **settings}, Budget("steps", steps), say=lambda _: None)
+def trainer(out: Path, steps: int = STEPS, team: Team | None = None, **settings) -> Trainer:
+    budget = Budget("steps", steps)
+    return new_run("tiny", "stories", out, {**SETTINGS, **settings}, budget, say=lambda _: None, team=team)
 
 
-def resumed(out: Path, budget: Budget | None = None, **settings) -> Trainer:
-    return resume_run(out, None, settings, budget, say=lambda _: None)
+def resumed(out: Path, budget: Budget | None = None, team: Team | None = None, **settings) -> Trainer:
+    return resume_run(out, None, settings, budget, say=lambda _: None, team=team)
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:
@@ -72,3 +74,8 @@ def stop_after(run: Trainer, steps: int) -> None:
         return loss
 
     run._train_step = step_then_signal
+
+
+def tell(line: str) -> None:
+    """Print a line in one piece, whatever other processes print to the same pipe."""
+    os.write(1, f"{line}\n".encode())

@@ -1,0 +1,90 @@
+"""Attention: every position takes from itself and from those before it what it asks for.
+
+Three ways to the same numbers. `attend` is the equation. `causal_attend` does it in blocks of rows, on any device and
+in any precision. The kernel in `native/attention.c` never writes the square of probabilities to memory, and its
+gradient computes them anew; it takes about half the time of the others on a CPU (see `benchmarks/`).
+
+Shapes: B batch, T sequence, S keys, C = d_model, H heads, D = C / H.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from nlm_core import native
+
+ROWS = 128  # query rows that attention handles at once
+
+
+def attend(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B H S D"],
+    v: Float[Tensor, "B H S D"],
+    bias: Float[Tensor, "*B T S"],
+) -> Float[Tensor, "B H T D"]:
+    """Scaled dot-product attention (Vaswani et al. 2017, equation 1): softmax(q k' / sqrt(D) + bias) v."""
+    scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)  # (B, H, T, S)
+    return scores.add_(bias).softmax(dim=-1) @ v
+
+
+def causal_attend(
+    q: Float[Tensor, "B H T D"], k: Float[Tensor, "B H T D"], v: Float[Tensor, "B H T D"]
+) -> Float[Tensor, "B H T D"]:
+    """Attention in which every position sees itself and those before it.
+
+    Done for 128 rows at a time against the keys that they can see: that skips most of the hidden half of the square.
+    """
+    T = q.shape[2]
+    bias = torch.full((T, T), -math.inf, dtype=q.dtype, device=q.device).triu(1)
+    parts = []
+    for start in range(0, T, ROWS):
+        end = min(start + ROWS, T)
+        parts.append(attend(q[:, :, start:end], k[:, :, :end], v[:, :, :end], bias[start:end, :end]))
+    return torch.cat(parts, dim=2)
+
+
+def causal_attention(qkv: Float[Tensor, "B T three_C"], n_heads: int) -> Float[Tensor, "B T C"]:
+    """As `causal_attend`, from queries, keys and values side by side to all heads' results side by side.
+
+    Args:
+        qkv: for each position the queries of all heads, then the keys, then the values.
+        n_heads: H.
+    """
+    if native.usable(qkv):
+        return _Native.apply(qkv.float(), n_heads).to(qkv.dtype)
+    B, T, _ = qkv.shape
+    q, k, v = qkv.view(B, T, 3, n_heads, -1).permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+    if qkv.device.type == "cuda":
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    else:
+        y = causal_attend(q, k, v)
+    return y.transpose(1, 2).reshape(B, T, -1)
+
+
+class _Native(torch.autograd.Function):
+    """The compiled kernel and its gradient (Dao et al. 2022)."""
+
+    @staticmethod
+    def forward(ctx, qkv: Tensor, n_heads: int) -> Tensor:
+        qkv = qkv.contiguous()
+        B, T, C = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+        y, log_sums = qkv.new_empty(B, T, C), qkv.new_empty(B, n_heads, T)
+        sizes = (B, T, n_heads, C // n_heads)
+        native.library().attention_forward(*sizes, qkv.data_ptr(), y.data_ptr(), log_sums.data_ptr())
+        ctx.save_for_backward(qkv, y, log_sums)
+        ctx.sizes = sizes
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: Tensor) -> tuple[Tensor, None]:
+        qkv, y, log_sums = ctx.saved_tensors
+        dy, dqkv = dy.contiguous(), torch.empty_like(qkv)
+        native.library().attention_backward(
+            *ctx.sizes, qkv.data_ptr(), y.data_ptr(), dy.data_ptr(), log_sums.data_ptr(), dqkv.data_ptr()
+        )
+        return dqkv, None

@@ -1,0 +1,92 @@
+"""From the final residual stream to the loss, without ever holding all logits.
+
+Why: the logits of a batch of 8 windows are 67 MB, their softmax and its gradient as much again, written and read
+several times. Here the rows go through the output in chunks that stay in the cache, and the gradient, softmax minus
+one-hot, takes the logits' place at once, as in Liger Kernel (Hsu et al. 2024). See `benchmarks/` for time and memory.
+
+Shapes: N rows, C = d_model, V vocabulary.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from nlm_core import native
+
+CHUNK = 512  # rows; their logits take 8 MB with a vocabulary of 4096
+
+
+def token_nats(x: Float[Tensor, "N C"], table: Float[Tensor, "V C"], targets: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """Minus the natural logarithm of each target's probability; no gradient.
+
+    Args:
+        x: what `NLM.read` returned, rows below each other.
+        table: the token table, which is also the output.
+        targets: the ids to be predicted.
+
+    Returns:
+        At least float32, whatever the precision of the product.
+    """
+    with torch.no_grad():
+        parts = zip(x.split(CHUNK), targets.split(CHUNK), strict=True)
+        return torch.cat([_nats(_at_least_float32(part @ table.T), wanted, gradient=False) for part, wanted in parts])
+
+
+def mean_nats(x: Float[Tensor, "N C"], table: Float[Tensor, "V C"], targets: Int[Tensor, " N"]) -> Float[Tensor, ""]:
+    """The mean of `token_nats`, for training: it has a gradient. In autocast the products are in its precision."""
+    dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+    return _MeanNats.apply(x, table, targets, dtype)
+
+
+class _MeanNats(torch.autograd.Function):
+    """The gradient is computed beside the loss, while the logits are there."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, table: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            low = table.to(dtype)
+            dx, dtable = torch.empty_like(x), torch.zeros_like(table)
+            nats = x.new_zeros(())
+            for rows in torch.arange(len(x)).split(CHUNK):
+                here = slice(int(rows[0]), int(rows[-1]) + 1)
+                part = x[here].to(dtype)
+                logits = _at_least_float32(part @ low.T)  # (n, V)
+                nats += _nats(logits, targets[here], gradient=True).sum()
+                slopes = logits.to(dtype)
+                dx[here] = slopes @ low
+                if dtype == dtable.dtype:
+                    dtable.addmm_(slopes.T, part)
+                else:
+                    dtable += slopes.T @ part
+        ctx.save_for_backward(dx, dtable)
+        ctx.rows = len(x)
+        return nats / len(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        dx, dtable = ctx.saved_tensors
+        return dx * (dy / ctx.rows), dtable * (dy / ctx.rows), None, None
+
+
+def _nats(logits: Float[Tensor, "n V"], targets: Int[Tensor, " n"], gradient: bool) -> Float[Tensor, " n"]:
+    """Each row's loss; with `gradient` the logits become its gradient."""
+    if native.usable(logits):
+        if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[1]:
+            raise IndexError("a target is outside of the vocabulary")
+        nats = logits.new_empty(len(logits))
+        native.library().cross_entropy(
+            *logits.shape, logits.data_ptr(), targets.contiguous().data_ptr(), nats.data_ptr(), int(gradient)
+        )
+        return nats
+    log_probabilities = logits.log_softmax(dim=-1)
+    nats = -log_probabilities.gather(1, targets[:, None])[:, 0]
+    if gradient:
+        torch.exp(log_probabilities, out=logits)
+        logits[torch.arange(len(targets), device=targets.device), targets] -= 1
+    return nats
+
+
+def _at_least_float32(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -1,0 +1,55 @@
+"""One thread for each core, each with work of its own.
+
+Why: PyTorch shares every single operation out among the cores and waits for the slowest, hundreds of times a step; and
+what it doesn't share out leaves all cores but one idle. Micro-batches, and windows to be scored, don't depend on each
+other, so each core can go through its own from beginning to end. `benchmarks/` measures what that brings.
+
+What is computed, and in which order it is added up, depends on the number of threads, but not on which is faster.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def on_threads(work: Callable[[Item], Result], items: Sequence[Item], device: torch.device) -> Iterator[Result]:
+    """Call `work` on each item; on a CPU for as many at once as PyTorch is set to use threads.
+
+    Args:
+        work: may use PyTorch and gradients, must not change what another call reads.
+        items: any number of them.
+        device: where the work is done; on any but a CPU it is done one by one.
+
+    Yields:
+        The results in the order of the items; an exception comes out where its result would.
+    """
+    threads = torch.get_num_threads()
+    workers = min(threads, len(items))
+    if device.type != "cpu" or workers < 2:
+        yield from map(work, items)
+        return
+    settings = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    def alone(item: Item) -> Result:
+        grad, inference = settings  # these belong to a thread
+        with torch.inference_mode() if inference else contextlib.nullcontext(), torch.set_grad_enabled(grad):
+            return work(item)
+
+    each = threads // workers
+    torch.set_num_threads(each)  # also MKL's, which is one number for all
+    try:
+        yield from _pool(workers, each).map(alone, items)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@functools.cache
+def _pool(workers: int, each: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(workers, "nlm", initializer=lambda: torch.set_num_threads(each))

@@ -1,0 +1,74 @@
+"""The kernels are compiled when they are needed, once, and nothing breaks where they can't be."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from nlm_core import native
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """As in a process that has not asked for the kernels yet, with an empty cache."""
+    monkeypatch.setenv("NLM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("NLM_NATIVE", raising=False)
+    native.library.cache_clear()
+    yield tmp_path / "cache"
+    native.library.cache_clear()
+
+
+def test_they_are_compiled_once_and_kept(fresh, monkeypatch):
+    assert native.library() is not None
+    (kept,) = fresh.iterdir()
+    before = kept.stat().st_mtime_ns
+    native.library.cache_clear()
+    assert native.library() is not None
+    assert [path.stat().st_mtime_ns for path in fresh.iterdir()] == [before]
+
+
+def test_other_sources_or_another_processor_get_a_library_of_their_own(fresh, monkeypatch):
+    first = native._build()
+    monkeypatch.setattr(native, "_processor", lambda: "another")
+    assert native._build() != first
+    assert len(list(fresh.iterdir())) == 2
+
+
+def test_without_a_compiler_there_are_none(fresh, monkeypatch):
+    monkeypatch.setenv("PATH", str(fresh))
+    monkeypatch.delenv("CC", raising=False)
+    assert native.library() is None
+    assert not native.usable(torch.zeros(1))
+
+
+@pytest.mark.parametrize("compiler", ["false", "not-there"])
+def test_a_compiler_that_fails_leaves_nothing_behind(fresh, monkeypatch, compiler):
+    monkeypatch.setenv("CC", compiler)
+    assert native.library() is None
+    assert not list(fresh.iterdir()) if fresh.exists() else True
+
+
+def test_a_cache_that_can_not_be_written(fresh, monkeypatch):
+    fresh.write_text("a file where the folder should be")
+    assert native.library() is None
+
+
+def test_they_can_be_switched_off(fresh, monkeypatch):
+    monkeypatch.setenv("NLM_NATIVE", "0")
+    assert native.library() is None
+    assert not fresh.exists()
+
+
+def test_what_they_are_used_for():
+    assert native.usable(torch.zeros(1))
+    assert native.usable(torch.zeros(1, dtype=torch.bfloat16))
+    assert not native.usable(torch.zeros(1, dtype=torch.float64))
+    assert not native.usable(torch.zeros(1, device="meta"))
+
+
+def test_the_package_can_be_imported_without_compiling_anything(fresh):
+    code = "import nlm_core, nlm_core.cli"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "CC": "false"}, timeout=120)
+    assert not fresh.exists()

@@ -55,7 +55,7 @@ def causal_attention(qkv: Float[Tensor, "B T three_C"], n_heads: int) -> Float[T
         n_heads: H.
     """
     if native.usable(qkv):
-        return _Native.apply(qkv.float(), n_heads).to(qkv.dtype)
+        return _Native.apply(qkv, n_heads)
     B, T, _ = qkv.shape
     q, k, v = qkv.view(B, T, 3, n_heads, -1).permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
     if qkv.device.type == "cuda":
@@ -72,9 +72,9 @@ class _Native(torch.autograd.Function):
     def forward(ctx, qkv: Tensor, n_heads: int) -> Tensor:
         qkv = qkv.contiguous()
         B, T, C = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-        y, log_sums = qkv.new_empty(B, T, C), qkv.new_empty(B, n_heads, T)
+        y, log_sums = qkv.new_empty(B, T, C), torch.empty(B, n_heads, T)
         sizes = (B, T, n_heads, C // n_heads)
-        native.library().attention_forward(*sizes, qkv.data_ptr(), y.data_ptr(), log_sums.data_ptr())
+        native.library().attention_forward(*sizes, qkv.data_ptr(), y.data_ptr(), log_sums.data_ptr(), native.half(qkv))
         ctx.save_for_backward(qkv, y, log_sums)
         ctx.sizes = sizes
         return y
@@ -85,6 +85,8 @@ class _Native(torch.autograd.Function):
         qkv, y, log_sums = ctx.saved_tensors
         dy, dqkv = dy.contiguous(), torch.empty_like(qkv)
         native.library().attention_backward(
-            *ctx.sizes, qkv.data_ptr(), y.data_ptr(), dy.data_ptr(), log_sums.data_ptr(), dqkv.data_ptr()
+            *ctx.sizes,
+            *(x.data_ptr() for x in (qkv, y, dy, log_sums, dqkv)),
+            native.half(qkv),
         )
         return dqkv, None

@@ -30,7 +30,7 @@ def token_nats(x: Float[Tensor, "N C"], table: Float[Tensor, "V C"], targets: In
     """
     with torch.no_grad():
         parts = zip(x.split(CHUNK), targets.split(CHUNK), strict=True)
-        return torch.cat([_nats(_at_least_float32(part @ table.T), wanted, gradient=False) for part, wanted in parts])
+        return torch.cat([_nats(part @ table.T, wanted, gradient=False) for part, wanted in parts])
 
 
 def mean_nats(x: Float[Tensor, "N C"], table: Float[Tensor, "V C"], targets: Int[Tensor, " N"]) -> Float[Tensor, ""]:
@@ -51,9 +51,8 @@ class _MeanNats(torch.autograd.Function):
             for rows in torch.arange(len(x)).split(CHUNK):
                 here = slice(int(rows[0]), int(rows[-1]) + 1)
                 part = x[here].to(dtype)
-                logits = _at_least_float32(part @ low.T)  # (n, V)
-                nats += _nats(logits, targets[here], gradient=True).sum()
-                slopes = logits.to(dtype)
+                slopes = part @ low.T  # (n, V), the logits
+                nats += _nats(slopes, targets[here], gradient=True).sum()
                 dx[here] = slopes @ low
                 if dtype == dtable.dtype:
                     dtable.addmm_(slopes.T, part)
@@ -75,18 +74,13 @@ def _nats(logits: Float[Tensor, "n V"], targets: Int[Tensor, " n"], gradient: bo
     if native.usable(logits):
         if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[1]:
             raise IndexError("a target is outside of the vocabulary")
-        nats = logits.new_empty(len(logits))
-        native.library().cross_entropy(
-            *logits.shape, logits.data_ptr(), targets.contiguous().data_ptr(), nats.data_ptr(), int(gradient)
-        )
+        nats = torch.empty(len(logits))
+        pointers = (x.data_ptr() for x in (logits, targets.contiguous(), nats))
+        native.library().cross_entropy(*logits.shape, *pointers, int(gradient), native.half(logits))
         return nats
-    log_probabilities = logits.log_softmax(dim=-1)
+    log_probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
     nats = -log_probabilities.gather(1, targets[:, None])[:, 0]
     if gradient:
-        torch.exp(log_probabilities, out=logits)
+        logits.copy_(log_probabilities.exp())
         logits[torch.arange(len(targets), device=targets.device), targets] -= 1
     return nats
-
-
-def _at_least_float32(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -12,7 +12,7 @@ from nlm_core import native
 def gelu(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """GPT-2's GELU (Hendrycks & Gimpel 2016, the tanh form): x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2."""
     if native.usable(x):
-        return _Native.apply(x.float()).to(x.dtype)
+        return _Native.apply(x)
     return F.gelu(x, approximate="tanh")
 
 
@@ -21,7 +21,7 @@ class _Native(torch.autograd.Function):
     def forward(ctx, x: Tensor) -> Tensor:
         x = x.contiguous()
         y = torch.empty_like(x)
-        native.library().gelu_forward(x.numel(), x.data_ptr(), y.data_ptr())
+        native.library().gelu_forward(x.numel(), x.data_ptr(), y.data_ptr(), native.half(x))
         ctx.save_for_backward(x)
         return y
 
@@ -30,5 +30,5 @@ class _Native(torch.autograd.Function):
     def backward(ctx, dy: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         dy, dx = dy.contiguous(), torch.empty_like(x)
-        native.library().gelu_backward(x.numel(), x.data_ptr(), dy.data_ptr(), dx.data_ptr())
+        native.library().gelu_backward(x.numel(), x.data_ptr(), dy.data_ptr(), dx.data_ptr(), native.half(x))
         return dx

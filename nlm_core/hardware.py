@@ -46,7 +46,8 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
     """The context in which forward passes run in that precision; weights stay float32."""
     if precision == "float32":
         return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    # No cache: all threads of a process would share it, and each weight is used once in a pass.
+    return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
 
 
 def describe() -> dict[str, str | int]:

@@ -56,23 +56,24 @@ def test_whether_gradients_are_wanted_goes_along(threads):
     assert list(on_threads(lambda _: torch.is_grad_enabled(), [0, 1], CPU)) == [True, True]
 
 
-def gradients(dropout):
+def gradients(dropout, precision):
     torch.manual_seed(3)
     model = NLM(ModelConfig(vocab_size=60, context_length=16, d_model=16, n_layers=2, n_heads=2), dropout).train()
     parts = torch.randint(0, 60, (8, 17)).split(1)
-    loss = add_gradients(model, parts, TrainConfig(precision="float32"), step=5)
+    loss = add_gradients(model, parts, TrainConfig(precision=precision), step=5)
     return loss, torch.cat([param.grad.flatten() for param in model.parameters()])
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_a_step_has_the_same_gradient_whatever_the_threads(threads, dropout):
+def test_a_step_has_the_same_gradient_whatever_the_threads(threads, dropout, precision):
     """With dropout, too: its masks belong to the micro-batch. Only the order of the sums differs."""
-    loss, gradient = gradients(dropout)
-    again = gradients(dropout)
+    loss, gradient = gradients(dropout, precision)
+    again = gradients(dropout, precision)
     assert loss == again[0]
     assert torch.equal(gradient, again[1])
     torch.set_num_threads(1)
-    alone_loss, alone = gradients(dropout)
+    alone_loss, alone = gradients(dropout, precision)
     assert loss == pytest.approx(alone_loss, rel=1e-6)
     torch.testing.assert_close(gradient, alone, rtol=1e-5, atol=1e-7)
 

@@ -5,9 +5,9 @@ the loss read and write memory several times for work that one pass can do; `att
 one. `benchmarks/` measures what that brings.
 
 The C files are compiled at first use, for this very processor (a few seconds, then kept in the user's cache folder, or
-in $NLM_CACHE).
-Where that fails (no C compiler, no OpenMP), where NLM_NATIVE=0 is set, and for everything but float32 on a CPU, the
-same functions run as plain PyTorch. The two agree to rounding; `tests/test_native.py` holds them to it.
+in $NLM_CACHE). Where that fails (no C compiler, no OpenMP), where NLM_NATIVE=0 is set, and for everything but float32
+and bfloat16 on a CPU, the same functions run as plain PyTorch. The two agree to rounding; `tests/test_attention.py` and
+`tests/test_pointwise.py` hold them to it.
 """
 
 import ctypes
@@ -27,11 +27,11 @@ from torch import Tensor
 SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC"]
 FUNCTIONS = {
-    "attention_forward": [c_int] * 4 + [c_void_p] * 3,
-    "attention_backward": [c_int] * 4 + [c_void_p] * 5,
-    "gelu_forward": [c_int64] + [c_void_p] * 2,
-    "gelu_backward": [c_int64] + [c_void_p] * 3,
-    "cross_entropy": [c_int] * 2 + [c_void_p] * 3 + [c_int],
+    "attention_forward": [c_int] * 4 + [c_void_p] * 3 + [c_int],
+    "attention_backward": [c_int] * 4 + [c_void_p] * 5 + [c_int],
+    "gelu_forward": [c_int64] + [c_void_p] * 2 + [c_int],
+    "gelu_backward": [c_int64] + [c_void_p] * 3 + [c_int],
+    "cross_entropy": [c_int] * 2 + [c_void_p] * 3 + [c_int] * 2,
 }
 
 
@@ -90,5 +90,10 @@ def library() -> ctypes.CDLL | None:
 
 
 def usable(x: Tensor) -> bool:
-    """Whether the kernels can work on what `x` is: float32 (or bfloat16, by way of float32) on a CPU."""
+    """Whether the kernels can work on what `x` is: float32 or bfloat16 on a CPU (they compute in float32)."""
     return x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16) and library() is not None
+
+
+def half(x: Tensor) -> int:
+    """What tells a kernel in which of the two `x` is."""
+    return int(x.dtype == torch.bfloat16)

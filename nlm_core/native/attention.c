@@ -7,24 +7,27 @@
 
 #define BLOCK 48  // rows whose probabilities the gradient holds at once; a multiple of every MR
 
-// B operands for `tile`: x (T rows of D numbers, `stride` apart), its columns in slivers; rows and columns padded by 0.
-static void pack_rows(int T, int Tp, int D, int Dp, const float *x, ptrdiff_t stride, float scale, float *out) {
+// A head's numbers within those of all heads: T rows of D, `stride` apart, from number `at` on.
+typedef struct { const void *x; size_t at; int stride, half; } Head;
+
+static inline float head_get(Head h, int t, int d) { return get(h.x, h.at + (size_t)t * h.stride + d, h.half); }
+
+// B operands for `tile`: a head's columns in slivers; rows and columns are padded by 0.
+static void pack_rows(int T, int Tp, int D, int Dp, Head h, float scale, float *out) {
     for (int d0 = 0; d0 < Dp; d0 += NR)
         for (int t = 0; t < Tp; t++)
-            for (int d = 0; d < NR; d++) *out++ = t < T && d0 + d < D ? scale * x[t * stride + d0 + d] : 0;
+            for (int d = 0; d < NR; d++) *out++ = t < T && d0 + d < D ? scale * head_get(h, t, d0 + d) : 0;
 }
 
-// The same of x transposed: D rows of Tp columns.
-static void pack_transposed(int T, int Tp, int D, const float *x, ptrdiff_t stride, float *out) {
+// The same of the transpose: D rows of Tp columns.
+static void pack_transposed(int T, int Tp, int D, Head h, float *out) {
     for (int t = 0; t < Tp; t++)
-        for (int d = 0; d < D; d++)
-            out[(t / NR * D + d) * NR + t % NR] = t < T ? x[t * stride + d] : 0;
+        for (int d = 0; d < D; d++) out[(t / NR * D + d) * NR + t % NR] = t < T ? head_get(h, t, d) : 0;
 }
 
-static void copy_rows(int T, int Tp, int D, const float *x, ptrdiff_t stride, float scale, float *out) {
-    memset(out, 0, sizeof(float) * Tp * D);
-    for (int t = 0; t < T; t++)
-        for (int d = 0; d < D; d++) out[t * D + d] = scale * x[t * stride + d];
+static void copy_rows(int T, int Tp, int D, Head h, float scale, float *out) {
+    for (int t = 0; t < Tp; t++)
+        for (int d = 0; d < D; d++) out[t * D + d] = t < T ? scale * head_get(h, t, d) : 0;
 }
 
 // Scores of MR rows against the first n columns (a multiple of NR).
@@ -40,7 +43,7 @@ static Sizes sizes(int T, int D) {
     return z;
 }
 
-void attention_forward(int B, int T, int H, int D, const float *qkv, float *out, float *lse) {
+void attention_forward(int B, int T, int H, int D, const void *qkv, void *out, float *lse, int half) {
     int C = H * D;
     Sizes z = sizes(T, D);
 #pragma omp parallel
@@ -49,11 +52,10 @@ void attention_forward(int B, int T, int H, int D, const float *qkv, float *out,
         float *kt = q + z.Tp * D, *v = kt + z.Tp * D, *s = v + z.Tp * z.Dp, *o = s + MR * z.lds;
 #pragma omp for schedule(dynamic, 1)
         for (int task = 0; task < B * H; task++) {
-            const float *x = qkv + (size_t)(task / H) * T * 3 * C + task % H * D;
-            float *to = out + (size_t)(task / H) * T * C + task % H * D;
-            copy_rows(T, z.Tp, D, x, 3 * C, 1 / sqrtf(D), q);
-            pack_transposed(T, z.Tp, D, x + C, 3 * C, kt);
-            pack_rows(T, z.Tp, D, z.Dp, x + 2 * C, 3 * C, 1, v);
+            size_t to = (size_t)(task / H) * T * C + task % H * D, from = 3 * to - 2 * (task % H * D);
+            copy_rows(T, z.Tp, D, (Head){qkv, from, 3 * C, half}, 1 / sqrtf(D), q);
+            pack_transposed(T, z.Tp, D, (Head){qkv, from + C, 3 * C, half}, kt);
+            pack_rows(T, z.Tp, D, z.Dp, (Head){qkv, from + 2 * C, 3 * C, half}, 1, v);
             for (int i = 0; i < T; i += MR) {
                 int last = i + MR < T ? i + MR : T, n = ceil_to(last, NR);
                 scores(D, q + i * D, kt, n, s, z.lds);
@@ -73,15 +75,16 @@ void attention_forward(int B, int T, int H, int D, const float *qkv, float *out,
                 }
                 for (int d = 0; d < z.Dp; d += NR) tile(last, s, z.lds, 1, v + d * z.Tp, o + d, z.Dp, 0);
                 for (int r = 0; r < last - i; r++)
-                    for (int d = 0; d < D; d++) to[(i + r) * C + d] = o[r * z.Dp + d] / sums[r];
+                    for (int d = 0; d < D; d++)
+                        put(out, to + (size_t)(i + r) * C + d, o[r * z.Dp + d] / sums[r], half);
             }
         }
         free(q);
     }
 }
 
-void attention_backward(int B, int T, int H, int D, const float *qkv, const float *out, const float *dout,
-                        const float *lse, float *dqkv) {
+void attention_backward(int B, int T, int H, int D, const void *qkv, const void *out, const void *dout,
+                        const float *lse, void *dqkv, int half) {
     int C = H * D;
     float scale = 1 / sqrtf(D);
     Sizes z = sizes(T, D);
@@ -95,16 +98,16 @@ void attention_backward(int B, int T, int H, int D, const float *qkv, const floa
         float *p = dv + slivers, *ds = p + BLOCK * z.lds, *dq = ds + BLOCK * z.lds;
 #pragma omp for schedule(dynamic, 1)
         for (int task = 0; task < B * H; task++) {
-            size_t at = (size_t)(task / H) * T * C + task % H * D;
-            const float *x = qkv + 3 * at - 2 * (task % H * D), *y = out + at, *g = dout + at;
-            float *dx = dqkv + (x - qkv);
-            copy_rows(T, z.Tp, D, x, 3 * C, scale, q);
-            copy_rows(T, z.Tp, D, g, C, 1, dy);
-            pack_transposed(T, z.Tp, D, x + C, 3 * C, kt);
-            pack_transposed(T, z.Tp, D, x + 2 * C, 3 * C, vt);
-            pack_rows(T, z.Tp, D, z.Dp, x + C, 3 * C, scale, k);
-            pack_rows(T, z.Tp, D, z.Dp, x, 3 * C, scale, qb);
-            pack_rows(T, z.Tp, D, z.Dp, g, C, 1, dyb);
+            size_t at = (size_t)(task / H) * T * C + task % H * D, at3 = 3 * at - 2 * (task % H * D);
+            Head hq = {qkv, at3, 3 * C, half}, hk = {qkv, at3 + C, 3 * C, half}, hv = {qkv, at3 + 2 * C, 3 * C, half};
+            Head hy = {out, at, C, half}, hg = {dout, at, C, half};
+            copy_rows(T, z.Tp, D, hq, scale, q);
+            copy_rows(T, z.Tp, D, hg, 1, dy);
+            pack_transposed(T, z.Tp, D, hk, kt);
+            pack_transposed(T, z.Tp, D, hv, vt);
+            pack_rows(T, z.Tp, D, z.Dp, hk, scale, k);
+            pack_rows(T, z.Tp, D, z.Dp, hq, scale, qb);
+            pack_rows(T, z.Tp, D, z.Dp, hg, 1, dyb);
             memset(dk, 0, sizeof(float) * 2 * slivers);
             for (int i0 = 0; i0 < T; i0 += BLOCK) {
                 int width = ceil_to(i0 + BLOCK, NR);
@@ -119,7 +122,7 @@ void attention_backward(int B, int T, int H, int D, const float *qkv, const floa
                         int seen = i + r < T ? i + r + 1 : 0;
                         if (seen) {
                             float log_sum = lse[(size_t)task * T + i + r], delta = 0;
-                            for (int d = 0; d < D; d++) delta += y[(i + r) * C + d] * g[(i + r) * C + d];
+                            for (int d = 0; d < D; d++) delta += head_get(hy, i + r, d) * head_get(hg, i + r, d);
                             for (int j = 0; j < n; j += LANES) {
                                 vec prob = vexp(VEC(prow + j) - log_sum);
                                 VEC(prow + j) = prob;
@@ -132,7 +135,8 @@ void attention_backward(int B, int T, int H, int D, const float *qkv, const floa
                     if (i >= T) continue;
                     for (int d = 0; d < z.Dp; d += NR) tile(last, dtile, z.lds, 1, k + d * z.Tp, dq + d, z.Dp, 0);
                     for (int r = 0; r < last - i; r++)
-                        for (int d = 0; d < D; d++) dx[(i + r) * 3 * C + d] = dq[r * z.Dp + d];
+                        for (int d = 0; d < D; d++)
+                            put(dqkv, at3 + (size_t)(i + r) * 3 * C + d, dq[r * z.Dp + d], half);
                 }
                 // A key j is seen from row j on: above it there are zeros, which need no work.
                 for (int j = 0; j < i0 + BLOCK; j += MR) {
@@ -147,8 +151,8 @@ void attention_backward(int B, int T, int H, int D, const float *qkv, const floa
             }
             for (int t = 0; t < T; t++)
                 for (int d = 0; d < D; d++) {
-                    dx[t * 3 * C + C + d] = dk[t * z.Dp + d];
-                    dx[t * 3 * C + 2 * C + d] = dv[t * z.Dp + d];
+                    put(dqkv, at3 + (size_t)t * 3 * C + C + d, dk[t * z.Dp + d], half);
+                    put(dqkv, at3 + (size_t)t * 3 * C + 2 * C + d, dv[t * z.Dp + d], half);
                 }
         }
         free(q);

@@ -21,6 +21,8 @@
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
+typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+
 #define VEC(p) (*(vec *)(p))
 #define SPREAD(x) ((x) - (vec){0})  // one number in all lanes
 
@@ -50,6 +52,41 @@ static inline float vsum(vec x) {
     float sum = 0;
     for (int i = 0; i < LANES; i++) sum += x[i];
     return sum;
+}
+
+// Numbers in memory are float32 or, with `half`, bfloat16: the upper half of a float32. In here all are float32.
+static inline vec load(const void *x, size_t i, int half) {
+    if (!half) return VEC((const float *)x + i);
+    return (vec)(__builtin_convertvector(*(const hvec *)((const uint16_t *)x + i), ivec) << 16);
+}
+
+static inline void store(void *x, size_t i, vec v, int half) {
+    if (!half) {
+        VEC((float *)x + i) = v;
+        return;
+    }
+    ivec bits = (ivec)v, not_a_number = v != v;
+    ivec rounded = ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) & 0xffff;  // to the nearest, ties to even
+    rounded = (not_a_number & 0x7fc0) | (~not_a_number & rounded);
+    *(hvec *)((uint16_t *)x + i) = __builtin_convertvector(rounded, hvec);
+}
+
+static inline float get(const void *x, size_t i, int half) {
+    if (!half) return ((const float *)x)[i];
+    uint32_t bits = (uint32_t)((const uint16_t *)x)[i] << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+static inline void put(void *x, size_t i, float value, int half) {
+    if (!half) {
+        ((float *)x)[i] = value;
+        return;
+    }
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    ((uint16_t *)x)[i] = value != value ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 }
 
 // c (MR x NR, rows ldc apart) = or += a b over `depth`, where a(i, k) = a[i * ai + k * ak] and b is a packed sliver:

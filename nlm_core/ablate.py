@@ -23,9 +23,8 @@ batch, through the MLP and then the later layers, where r_h takes the place of z
 heads of all layers take about half the work of as many passes through the whole model.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 import numpy as np
 import torch
@@ -41,6 +40,7 @@ from nlm_core.errors import UserError
 from nlm_core.hardware import autocast
 from nlm_core.model import NLM, Block
 from nlm_core.stats import sums_by
+from nlm_core.workers import on_threads
 
 MODES = ("zero", "mean", "resample")
 AT_ONCE = 8  # ablations times windows that run as one batch: more would leave the processor's caches
@@ -148,7 +148,7 @@ def ablate(
         groups: the group of each token, from 0, for sums over others than stories: over halves of the text, or over
             story and class of token at once. With neither, all targets are one group.
         seed: of the donors.
-        batch_size: windows at a time.
+        batch_size: windows at a time, for each thread.
         precision: "float32" or "bfloat16", as for `stream_nats`.
         progress: show a bar while standard error is a terminal.
 
@@ -180,23 +180,31 @@ def ablate(
     drawn = donors(stories, config.context_length, seed) if mode == "resample" else None
     count = int(groups[1:].max()) + 1
     clean, ablated = np.zeros(count), np.zeros((len(ablations), count))
-    with autocast(device, precision):
-        replacements = _replacements(model, batches, mode, drawn, progress)
-        bar = tqdm(batches, desc="ablating", leave=False, disable=None if progress else True)
-        for tokens, of, rs in zip(bar, batches_groups, replacements, strict=False):
-            inputs, targets = tokens[:, :-1].to(device), tokens[:, 1:].to(device)  # (B, T)
-            of = of[:, 1:].flatten().numpy()
-            rs = [r[:, : inputs.shape[1]] for r in rs]  # the last window may be shorter
+    replacement = _replacement(model, batches, mode, drawn, precision, progress)
+
+    def score(number: int) -> tuple[np.ndarray, np.ndarray]:
+        """The sums of one batch of windows: clean (G,), ablated (A, G)."""
+        tokens, of = batches[number], batches_groups[number][:, 1:].flatten().numpy()
+        inputs, targets = tokens[:, :-1].to(device), tokens[:, 1:].to(device)  # (B, T)
+        sums = np.zeros((len(ablations), count))
+        with autocast(device, precision):
+            rs = [r[:, : inputs.shape[1]] for r in replacement(number)]  # the last window may be shorter
             middles, zs, x = _clean(model, inputs)
-            clean += sums_by(of, _nats(model, x[None], targets)[0], count)
+            clean_sums = sums_by(of, _nats(model, x[None], targets)[0], count)
             for layer, chunks in branches:
                 lost = contributions(model.blocks[layer], zs[layer] - rs[layer])  # (H, B, T, C)
                 for chunk in chunks:
                     mask = swapped[chunk]  # (K, L, H)
                     x = middles[layer] - torch.tensordot(mask[:, layer].to(lost), lost, dims=1)  # (K, B, T, C)
                     nats = _nats(model, _run_on(model, x, layer, mask, rs), targets)
-                    for number, values in zip(chunk, nats, strict=True):
-                        ablated[number] += sums_by(of, values, count)
+                    for ablation, values in zip(chunk, nats, strict=True):
+                        sums[ablation] = sums_by(of, values, count)
+        return clean_sums, sums
+
+    scored = on_threads(score, range(len(batches)), device)
+    for more_clean, more in tqdm(scored, "ablating", len(batches), leave=False, disable=None if progress else True):
+        clean += more_clean
+        ablated += more
     ablated[[not heads for heads in ablations]] = clean  # these never branched off
     return Losses(clean, ablated.T, sums_by(groups[1:], np.ones(len(ids) - 1), count))
 
@@ -264,26 +272,33 @@ def _run_on(
     return x.unflatten(0, (K, B))
 
 
-def _replacements(
-    model: NLM, batches: list[Tensor], mode: str, drawn: np.ndarray | None, progress: bool
-) -> Iterator[Sequence[Float[Tensor, "_ _ _ _"]]]:
-    """For each batch of windows the r of every layer, in full length and in a shape that broadcasts to z's."""
+def _replacement(
+    model: NLM, batches: list[Tensor], mode: str, drawn: np.ndarray | None, precision: str, progress: bool
+) -> Callable[[int], Sequence[Float[Tensor, "_ _ _ _"]]]:
+    """What gives for a batch of windows the r of every layer, in full length and in a shape that broadcasts to z's."""
     device, config = model.token_emb.device, model.config
     if mode == "zero":
-        yield from repeat([model.token_emb.new_zeros(1, 1, 1, 1)] * config.n_layers)
-    elif mode == "mean":
-        shape = (config.n_layers, config.context_length, config.n_heads, config.head_size)
-        sums, windows = torch.zeros(shape, dtype=torch.float64), torch.zeros(config.context_length, 1, 1)
-        for tokens in tqdm(batches, desc="averaging", leave=False, disable=None if progress else True):
-            for layer, z in enumerate(_clean(model, tokens[:, :-1].to(device))[1]):
-                sums[layer, : z.shape[1]] += z.cpu().double().sum(0)
-            windows[: tokens.shape[1] - 1] += len(tokens)
-        # A text shorter than one window has no z at its last positions, and needs none.
-        yield from repeat((sums / windows.clamp(min=1)).to(model.token_emb)[:, None].unbind())
-    else:
+        nothing = [model.token_emb.new_zeros(1, 1, 1, 1)] * config.n_layers
+        return lambda number: nothing
+    if mode == "resample":
         full = torch.cat([tokens for tokens in batches if tokens.shape[1] == config.context_length + 1])[:, :-1]
-        for own in torch.from_numpy(drawn).split([len(tokens) for tokens in batches]):
-            yield _clean(model, full[own].to(device))[1]
+        own = torch.from_numpy(drawn).split([len(tokens) for tokens in batches])
+        return lambda number: _clean(model, full[own[number]].to(device))[1]
+
+    def sums_of(tokens: Tensor) -> Float[Tensor, "L T H D"]:
+        with autocast(device, precision):
+            return torch.stack([z.cpu().double().sum(0) for z in _clean(model, tokens[:, :-1].to(device))[1]])
+
+    shape = (config.n_layers, config.context_length, config.n_heads, config.head_size)
+    sums, windows = torch.zeros(shape, dtype=torch.float64), torch.zeros(config.context_length, 1, 1)
+    summed = on_threads(sums_of, batches, device)
+    bar = tqdm(summed, "averaging", len(batches), leave=False, disable=None if progress else True)
+    for tokens, part in zip(batches, bar, strict=True):
+        sums[:, : part.shape[1]] += part
+        windows[: part.shape[1]] += len(tokens)
+    # A text shorter than one window has no z at its last positions, and needs none.
+    means = (sums / windows.clamp(min=1)).to(model.token_emb)[:, None].unbind()
+    return lambda number: means
 
 
 def _nats(model: NLM, x: Float[Tensor, "K B T C"], targets: Int[Tensor, "B T"]) -> Float[np.ndarray, "K _"]:

@@ -297,3 +297,14 @@ def test_bad_input_is_refused_in_one_line(model, changes, complaint):
 def test_no_bar_unless_a_terminal_wants_it(model, capfd):
     assert isinstance(ablate(model, IDS, SETS, "mean", progress=True), Losses)
     assert capfd.readouterr().err == ""
+
+
+def test_the_number_of_threads_changes_no_bit(model):
+    one = ablate(model, IDS, single_heads(CONFIG), "resample", STORIES)
+    torch.set_num_threads(3)
+    try:
+        three = ablate(model, IDS, single_heads(CONFIG), "resample", STORIES)
+    finally:
+        torch.set_num_threads(1)
+    assert np.array_equal(one.ablated, three.ablated)
+    assert np.array_equal(one.clean, three.clean)

@@ -3,15 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 SITE_READY := .venv/.ready-site
+BENCH_READY := .venv/.ready-bench
 # With NLM_CHECKPOINT set, it is the copy of the book on the reader's own model that is executed and built.
 BOOK := $(if $(NLM_CHECKPOINT),_build/own-book,.)
 SITE := $(if $(NLM_CHECKPOINT),_build/own-book/)_build/html
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book notebooks test lint check-site generate train lab clean
+.PHONY: help setup book notebooks test lint check-site generate train lab bench bench-growth clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "nlm needs Python 3.11 or newer; name one: make PYTHON=python3.11 ...")'
@@ -57,6 +58,16 @@ train: setup  ## train a tiny model on the stories in data/ (a demonstration of 
 lab: setup  ## open the book in Jupyter Lab
 	$(BIN)/jupyter lab book
 
+$(BENCH_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	@touch $(BENCH_READY)
+
+bench: $(BENCH_READY)  ## measure speed and memory beside transformers and transformer-lens (about half an hour)
+	$(BIN)/python -m benchmarks.run
+
+bench-growth: $(BENCH_READY)  ## measure how training and data prepare grow (needs 4 GB of disk for a while)
+	$(BIN)/python -m benchmarks.run growth
+
 clean:  ## remove the built site and caches; keeps .venv, data and runs
 	rm -rf _build .pytest_cache .ruff_cache .hypothesis .coverage
-	find nlm_core tests -name __pycache__ -type d -exec rm -rf {} +
+	find nlm_core tests benchmarks -name __pycache__ -type d -exec rm -rf {} +

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmarks.peers import gpt2_of
 from nlm_core.attention import causal_attend
 from nlm_core.checkpoint import save_checkpoint
 from nlm_core.config import ModelConfig
@@ -69,38 +70,6 @@ def transformers():
         yield transformers
 
 
-def gpt2_of(transformers, model: NLM):
-    """The same weights in transformers' GPT-2, which keeps its matrices transposed."""
-    config = model.config
-    gpt2 = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=config.vocab_size,
-            n_positions=config.context_length,
-            n_embd=config.d_model,
-            n_layer=config.n_layers,
-            n_head=config.n_heads,
-            activation_function="gelu_new",
-            layer_norm_epsilon=1e-5,
-            attn_implementation="eager",
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    ).double()
-    names = {"attn_norm": "ln_1", "attn.qkv": "attn.c_attn", "attn.out": "attn.c_proj", "mlp_norm": "ln_2"}
-    names |= {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}
-    weights = {"transformer.wte.weight": model.token_emb, "transformer.wpe.weight": model.pos_emb}
-    weights |= {"lm_head.weight": model.token_emb}
-    weights |= {f"transformer.ln_f.{kind}": getattr(model.final_norm, kind) for kind in ("weight", "bias")}
-    for layer, block in enumerate(model.blocks):
-        for ours, theirs in names.items():
-            module = block.get_submodule(ours)
-            weight = module.weight.T if isinstance(module, torch.nn.Linear) else module.weight
-            weights[f"transformer.h.{layer}.{theirs}.weight"] = weight
-            weights[f"transformer.h.{layer}.{theirs}.bias"] = module.bias
-    gpt2.load_state_dict(weights)
-    return gpt2.eval()
-
-
 @pytest.mark.parametrize(
     ("shape", "batch", "T"),
     [
@@ -117,7 +86,7 @@ def gpt2_of(transformers, model: NLM):
 def test_it_agrees_with_transformers(transformers, shape, batch, T):
     model = wild(ModelConfig(**shape))
     ids = random_ids(batch, T, vocab_size=shape["vocab_size"])
-    expected = gpt2_of(transformers, model)(ids).logits
+    expected = gpt2_of(model)(ids).logits
     torch.testing.assert_close(model(ids), expected, rtol=1e-9, atol=1e-9)
     assert expected.std() > 0.1 or shape["d_model"] == 1
 

@@ -1,0 +1,95 @@
+"""The results as tables of plain text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.measure import Side
+
+PEER_SETTINGS = ("precision", "attention", "micro_batch", "checkpointing")
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns of aligned text: the first one to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip())
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def comparisons(rows: Sequence[dict[str, Any]]) -> str:
+    head = ["row", "ours", "peer", "", "ratio", "quartiles", "range", "goal", "stretch", "verdict"]
+    body = []
+    for row in rows:
+        ratio, sign = row["ratio"], "<=" if row["smaller_is_better"] else ">="
+        body.append(
+            [
+                row["row"],
+                f"{row['ours']['median']:,.0f}",
+                f"{row['peer']['median']:,.0f}",
+                row["unit"],
+                f"{ratio['median']:.2f}",
+                "{:.2f}..{:.2f}".format(*ratio["quartiles"]),
+                "{:.2f}..{:.2f}".format(*ratio["range"]),
+                f"{sign} {row['goal']:g}",
+                f"{sign} {row['stretch']:g}",
+                {"missed": "missed", "goal": "goal met", "stretch": "stretch met"}[row["verdict"]],
+            ]
+        )
+    notes = ["The ratio is the median over the rounds; memory: ours / peer, else: peer's time / ours."]
+    notes += [f"{row['row']}: {described(row['ours'])} beside {described(row['peer'])}" for row in rows]
+    for row in rows:
+        if "roofline" in row:
+            found = row["roofline"]
+            speeds = ", ".join(f"{rate:,.0f} in {kind}" for kind, rate in found["gemm_gflops_per_second"].items())
+            notes.append(
+                f"{row['row']}: {found['step_gflops_per_second']:,.0f} GFLOP/s, {found['share']:.0%} of the matrix "
+                f"products' roofline ({speeds})"
+            )
+        if "peer_most_frugal" in row:
+            found = row["peer_most_frugal"]
+            ours = row["ours"]["median"] * 1e6 / found["peak"]
+            settings = {key: value for key, value in found.items() if key in PEER_SETTINGS}
+            notes.append(
+                f"{row['row']}: beside the peer at its most frugal ({Side('transformers', settings)}, "
+                f"{found['peak'] / 1e6:,.0f} MB): ratio {ours:.2f}"
+            )
+    return table([head, *body]) + "\n\n" + "\n".join(notes)
+
+
+def described(side: dict[str, Any]) -> str:
+    return str(Side(side["name"], side["settings"]))
+
+
+def growth(row: dict[str, Any]) -> str:
+    head = list(row["table"][0])
+    body = [[f"{value:,.4g}" if value < 1000 else f"{value:,.0f}" for value in line.values()] for line in row["table"]]
+    return f"{row['row']}\n\n" + table([[name.replace("_", " ") for name in head], *body])
+
+
+def environment(found: dict[str, Any]) -> str:
+    machine, versions = found["machine"], found["versions"]
+    allocator = " ".join(f"{name}={value}" for name, value in found["allocator"].items() if value) or "as it is"
+    return "\n".join(
+        [
+            f"{machine['processor']}, {machine['cores']} cores ({' '.join(machine['instructions'])}), "
+            f"{machine['memory_gb']:g} GB, {machine['system']}",
+            ", ".join(f"{name} {value or 'absent'}" for name, value in versions.items()),
+            f"{found['threads']} threads; native kernels: {'yes' if found['native_kernels'] else 'no'}",
+            f"allocator: {allocator}",
+        ]
+    )
+
+
+def tables(results: dict[str, Any]) -> str:
+    """Everything in results.json, for people to read."""
+    rows = list(results["rows"].values())
+    compared = [row for row in rows if "ratio" in row]
+    parts = [environment(results["environment"])]
+    if compared:
+        parts.append(comparisons(compared))
+    parts += [growth(row) for row in rows if "table" in row]
+    if len({row["code"] for row in rows}) > 1:
+        parts.append("The rows were measured with different states of nlm_core: for a comparison, run all of them.")
+    return "\n\n".join(parts)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nlm_core.config import TrainConfig
 from nlm_core.model import NLM
+from nlm_core.workers import on_threads
 
 # The quintic of Keller Jordan's Muon: steep at 0, so that small singular values grow fast, at the price of ending
 # anywhere between about 0.7 and 1.2 instead of at 1.
@@ -48,22 +49,20 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         for group in self.param_groups:
-            by_shape: dict[torch.Size, list[Tensor]] = {}
-            for param in group["params"]:
-                if param.grad is not None:
-                    by_shape.setdefault(param.shape, []).append(param)
-            for shape, params in by_shape.items():
-                updates = []
-                for param in params:
-                    state = self.state[param]
-                    if not state:
-                        state["momentum"] = torch.zeros_like(param)
-                    state["momentum"].lerp_(param.grad, 1 - group["momentum"])
-                    updates.append(param.grad.lerp(state["momentum"], group["momentum"]))
-                scale = group["lr"] * 0.2 * math.sqrt(max(shape))
-                for param, update in zip(params, orthogonalise(torch.stack(updates)), strict=True):
-                    param.mul_(1 - group["lr"] * group["weight_decay"])
-                    param.sub_(update, alpha=scale)
+            params = [param for param in group["params"] if param.grad is not None]
+            for param in params:
+                if not self.state[param]:
+                    self.state[param]["momentum"] = torch.zeros_like(param)
+
+            def move(param: Tensor, group: dict = group) -> None:
+                momentum = self.state[param]["momentum"]
+                momentum.lerp_(param.grad, 1 - group["momentum"])
+                update = orthogonalise(param.grad.lerp(momentum, group["momentum"])[None])[0]
+                param.mul_(1 - group["lr"] * group["weight_decay"])
+                param.sub_(update, alpha=group["lr"] * 0.2 * math.sqrt(max(param.shape)))
+
+            if params:
+                list(on_threads(move, params, params[0].device))
 
 
 def make_optimizers(model: NLM, config: TrainConfig) -> list[torch.optim.Optimizer]:

@@ -54,28 +54,22 @@ def add_gradients(
         What these micro-batches contribute to the batch's mean loss, in nats per token; all of them: that loss.
     """
     device, params = model.token_emb.device, list(model.parameters())
-    threads = torch.get_num_threads() if device.type == "cpu" and not config.compile else 1
 
-    def add_share(share: Sequence[int]) -> tuple[list[Tensor], float]:
-        total, loss_sum = [], 0.0
-        for number in share:
-            with keyed(_mix(config.seed, step, number), device):
-                loss = loss_of(model, parts[number].to(device), config.precision) / len(parts)
-            gradients = torch.autograd.grad(loss, params)
-            if total:
-                torch._foreach_add_(total, gradients)
-            else:
-                total = list(gradients)
-            loss_sum += loss.item()
-        return total, loss_sum
+    def gradients(number: int) -> tuple[Sequence[Tensor], float]:
+        with keyed(_mix(config.seed, step, number), device):
+            loss = loss_of(model, parts[number].to(device), config.precision) / len(parts)
+        return torch.autograd.grad(loss, params), loss.item()
 
     numbers = list(range(len(parts)) if numbers is None else numbers)
-    shares = [share for first in range(threads) if (share := numbers[first::threads])]
     loss_sum = 0.0
-    for total, loss in on_threads(add_share, shares, device):
+    # In the order of the numbers, whichever comes first: so the sums don't depend on the threads.
+    for more, loss in map(gradients, numbers) if config.compile else on_threads(gradients, numbers, device):
         loss_sum += loss
-        for param, gradient in zip(params, total, strict=True):
-            param.grad = gradient if param.grad is None else param.grad.add_(gradient)
+        if params[0].grad is None:
+            for param, gradient in zip(params, more, strict=True):
+                param.grad = gradient
+        else:
+            torch._foreach_add_([param.grad for param in params], more)
     return loss_sum
 
 

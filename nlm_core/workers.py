@@ -4,7 +4,7 @@ Why: PyTorch shares every single operation out among the cores and waits for the
 what it doesn't share out leaves all cores but one idle. Micro-batches, and windows to be scored, don't depend on each
 other, so each core can go through its own from beginning to end. `benchmarks/` measures what that brings.
 
-What is computed, and in which order it is added up, depends on the number of threads, but not on which is faster.
+Results come out in the order of the items, so what is made of them does not depend on which thread was faster.
 """
 
 import contextlib

@@ -66,16 +66,13 @@ def gradients(dropout, precision):
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_a_step_has_the_same_gradient_whatever_the_threads(threads, dropout, precision):
-    """With dropout, too: its masks belong to the micro-batch. Only the order of the sums differs."""
+def test_a_step_has_the_same_gradient_to_the_last_bit_whatever_the_threads(threads, dropout, precision):
+    """With dropout, too: its masks belong to the micro-batch."""
     loss, gradient = gradients(dropout, precision)
-    again = gradients(dropout, precision)
-    assert loss == again[0]
-    assert torch.equal(gradient, again[1])
     torch.set_num_threads(1)
     alone_loss, alone = gradients(dropout, precision)
-    assert loss == pytest.approx(alone_loss, rel=1e-6)
-    torch.testing.assert_close(gradient, alone, rtol=1e-5, atol=1e-7)
+    assert loss == alone_loss
+    assert torch.equal(gradient, alone)
 
 
 def test_dropout_follows_its_key_alone():

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nlm_core import native
 from nlm_core.checkpoint import TOKENIZER, default_checkpoint, load_checkpoint
 from nlm_core.config import Budget, parse_overrides
 from nlm_core.data import add, prepare, the_corpus
@@ -122,6 +123,8 @@ def train(
             trainer = resume_run(out, data, overrides, budget, say, team)
         else:
             trainer = new_run(preset or "nlm", data, out, overrides, budget, say, team)
+        if trainer.device.type == "cpu" and native.library() is None:
+            say("there are no compiled kernels here, so this is slower than it could be: see the README")
         say(
             f"{sum(p.numel() for p in trainer.model.parameters()):,} parameters, {trainer.config.precision} on "
             f"{trainer.device}, {f'{team.size} processes, ' * (team.size > 1)}into {shown(trainer.folder.path)}"

@@ -9,8 +9,9 @@ from typing import SupportsIndex
 
 import torch
 
+from nlm_core.decode import decoder_for
 from nlm_core.errors import UserError
-from nlm_core.model import NLM, KVCache
+from nlm_core.model import NLM
 from nlm_core.sampling import Sampling, choose, penalise, words_of
 from nlm_core.tokenizer import Tokenizer
 
@@ -123,39 +124,36 @@ def write(
 def _write_batch(
     model: NLM, tok: Tokenizer, texts: Sequence[Text], max_new_tokens: int, sampling: Sampling
 ) -> Iterator[None]:
-    device, context_length = model.token_emb.device, model.config.context_length
-    words = words_of(tok).to(device) if sampling.repetition_penalty != 1 else None
+    context_length = model.config.context_length
+    longest = min(max(len(text.ids) for text in texts) + max_new_tokens, context_length)
+    penalty = sampling.repetition_penalty != 1
     was_training = model.training
     model.eval()
     try:
         with torch.inference_mode():
-            cache = KVCache(model, len(texts))
-            lengths = torch.tensor([len(text.ids) for text in texts], device=device)
-            padded = torch.zeros(len(texts), int(lengths.max()), dtype=torch.long, device=device)
-            for row, text in enumerate(texts):
-                padded[row, : len(text.ids)] = torch.tensor(text.ids)
-            rows = torch.arange(len(texts), device=device)
-            last = model.read(padded, cache)[rows, lengths - 1]  # (B, C)
-            cache.lengths = lengths
+            decoder = decoder_for(model, longest)
+            logits = decoder.begin([text.ids for text in texts])  # (B, V)
+            if penalty:
+                words = words_of(tok).to(logits.device)
+                seen = torch.zeros_like(logits, dtype=torch.bool)
+                for row, text in enumerate(texts):
+                    seen[row, text.ids] = words[text.ids]
             alive = list(texts)
             while alive:
-                logits = model.unembed(last)  # (B, V)
-                if words is not None:
-                    seen = torch.zeros_like(logits, dtype=torch.bool)
-                    for row, text in enumerate(alive):
-                        seen[row, text.ids] = True
-                    logits = penalise(logits, seen & words, sampling.repetition_penalty)
+                if penalty:
+                    logits = penalise(logits, seen, sampling.repetition_penalty)
                 tokens = choose(logits, sampling, [text.seed for text in alive], [len(text.ids) for text in alive])
                 for text, token in zip(alive, tokens.tolist(), strict=True):
                     text.add(token, tok.token_bytes[token], max_new_tokens, context_length)
                 yield
-                going_on = torch.tensor([row for row, text in enumerate(alive) if not text.ended], dtype=torch.long)
-                if 0 < len(going_on) < len(alive):
-                    cache.keep(going_on.to(device))
-                alive = [text for text in alive if not text.ended]
+                kept = [row for row, text in enumerate(alive) if not text.ended]
+                alive = [alive[row] for row in kept]
                 if alive:
-                    last = model.read(tokens[going_on, None].to(device), cache)[:, 0]
-                    cache.lengths = cache.lengths + 1
+                    tokens = tokens[kept]
+                    logits = decoder.step(kept, tokens)
+                    if penalty:
+                        seen = seen[kept]
+                        seen[range(len(kept)), tokens] = words[tokens]
     finally:
         model.train(was_training)
 
@@ -175,7 +173,8 @@ def generate(
     """Write one text for each prompt.
 
     A text depends on the weights, its prompt, its seed and the settings: not on the other prompts, its place among
-    them, or the number of threads. In float64 that is exact; in float32, rounding can flip a choice, rarely.
+    them, or the number of threads. In float64 that is exact, and in float32 too where the kernel for it can be compiled
+    (see `nlm_core.decode`); elsewhere, rounding can flip a choice, rarely.
 
     Args:
         model: a model.

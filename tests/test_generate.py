@@ -15,15 +15,15 @@ from nlm_core.model import NLM
 from nlm_core.sampling import Sampling, choose, gumbel_noise, narrowed, penalise, words_of
 
 
-@pytest.fixture
-def model() -> NLM:
-    """A model with large random weights, so that its logits are far from uniform, in float64."""
+@pytest.fixture(params=[torch.float64, torch.float32], ids=["pytorch", "kernel"])
+def model(request) -> NLM:
+    """A model with large random weights, so that its logits are far from uniform."""
     torch.manual_seed(3)
-    model = NLM(ModelConfig(vocab_size=512, context_length=48, d_model=32, n_layers=2, n_heads=4)).double().eval()
+    model = NLM(ModelConfig(vocab_size=512, context_length=48, d_model=32, n_layers=2, n_heads=4)).eval()
     with torch.no_grad():
         for param in model.parameters():
             param.normal_(std=0.25)
-    return model
+    return model.to(request.param)
 
 
 PROMPTS = ["Once upon a time", "A", "The dog bit the man.", "é ☃", "\n"]

@@ -32,6 +32,9 @@ FUNCTIONS = {
     "gelu_forward": [c_int64] + [c_void_p] * 2 + [c_int],
     "gelu_backward": [c_int64] + [c_void_p] * 3 + [c_int],
     "cross_entropy": [c_int] * 2 + [c_void_p] * 3 + [c_int] * 2,
+    "decode_pack": [c_int] * 2 + [c_void_p] * 3 + [c_int, c_void_p],
+    "decode": [c_int] * 7 + [c_void_p] * 2 + [c_int] * 2 + [c_void_p] * 4,
+    "contenders": [c_int] * 2 + [c_void_p] * 6,
 }
 
 

@@ -2,9 +2,6 @@
 #include "simd.h"
 #include <math.h>
 
-// GPT-2's GELU, x (1 + tanh u) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), which is x times the logistic of 2 u.
-static inline vec logistic_2u(vec x) { return 1.0f / (1.0f + vexp(x * (-1.5957691216f - 0.0713548163f * x * x))); }
-static inline vec gelu(vec x) { return x * logistic_2u(x); }
 static inline vec gelu_slope(vec x) {
     vec s = logistic_2u(x);
     return s + x * s * (1.0f - s) * (1.5957691216f + 0.2140644489f * x * x);

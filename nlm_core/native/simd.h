@@ -48,6 +48,10 @@ static inline vec vexp(vec x) {
     return p * (vec)power;
 }
 
+// GPT-2's GELU, x (1 + tanh u) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), which is x times the logistic of 2 u.
+static inline vec logistic_2u(vec x) { return 1.0f / (1.0f + vexp(x * (-1.5957691216f - 0.0713548163f * x * x))); }
+static inline vec gelu(vec x) { return x * logistic_2u(x); }
+
 static inline float vsum(vec x) {
     float sum = 0;
     for (int i = 0; i < LANES; i++) sum += x[i];

@@ -14,6 +14,7 @@ from torch import Tensor
 from benchmarks.inputs import Inputs
 from benchmarks.measure import Candidate, Goal, Side, alternate, best_of, require_agreement, row, say, timed
 from benchmarks.peers import ATTENTION, forbid_silence, gpt2_of, require
+from benchmarks.profiles import writing_profile
 from nlm_core.generate import begin, generate, write
 from nlm_core.hardware import autocast
 from nlm_core.model import NLM
@@ -154,6 +155,7 @@ def measure_one(inputs: Inputs, name: str, goal: Goal, openings: list[str]) -> d
         prompts=len(openings),
         new_tokens=inputs.new_tokens,
         peer_tried=tried,
+        profile=writing_profile(lambda: our_texts(0)),
     )
 
 

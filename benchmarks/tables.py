@@ -47,6 +47,9 @@ def comparisons(rows: Sequence[dict[str, Any]]) -> str:
                 f"{row['row']}: {found['step_gflops_per_second']:,.0f} GFLOP/s, {found['share']:.0%} of the matrix "
                 f"products' roofline ({speeds})"
             )
+        if "profile" in row:
+            shares = sorted(row["profile"].items(), key=lambda item: -item[1])
+            notes.append(f"{row['row']}: our time is {', '.join(f'{kind} {share:.0%}' for kind, share in shares)}")
         if "peer_most_frugal" in row:
             found = row["peer_most_frugal"]
             ours = row["ours"]["median"] * 1e6 / found["peak"]

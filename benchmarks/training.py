@@ -17,6 +17,7 @@ from benchmarks.inputs import Inputs
 from benchmarks.measure import Candidate, Goal, Side, alternate, best_of, require_agreement, row, say, timed
 from benchmarks.memory import peak_in_fresh_process
 from benchmarks.peers import ATTENTION, compiled, gpt2_names, gpt2_of, is_transposed
+from benchmarks.profiles import step_profile
 from benchmarks.roofline import training_roofline
 from nlm_core.batches import Windows
 from nlm_core.config import TrainConfig
@@ -228,6 +229,7 @@ def measure_speed(inputs: Inputs) -> dict[str, Any]:
         context_length=context,
         peer_tried=tried,
     )
+    made["profile"] = step_profile(lambda: ours.step(inputs.rounds + 1))
     made["roofline"] = training_roofline(
         ours.model.config, inputs.batch_size, ours.config.precision, made["ours"]["median"], inputs.trials
     )

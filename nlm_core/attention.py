@@ -55,7 +55,7 @@ def causal_attention(qkv: Float[Tensor, "B T three_C"], n_heads: int) -> Float[T
         n_heads: H.
     """
     if native.usable(qkv):
-        return _Native.apply(qkv, n_heads)
+        return _NativeAttention.apply(qkv, n_heads)
     B, T, _ = qkv.shape
     q, k, v = qkv.view(B, T, 3, n_heads, -1).permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
     if qkv.device.type == "cuda":
@@ -65,7 +65,7 @@ def causal_attention(qkv: Float[Tensor, "B T three_C"], n_heads: int) -> Float[T
     return y.transpose(1, 2).reshape(B, T, -1)
 
 
-class _Native(torch.autograd.Function):
+class _NativeAttention(torch.autograd.Function):
     """The compiled kernel and its gradient (Dao et al. 2022)."""
 
     @staticmethod

@@ -12,11 +12,11 @@ from nlm_core import native
 def gelu(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """GPT-2's GELU (Hendrycks & Gimpel 2016, the tanh form): x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2."""
     if native.usable(x):
-        return _Native.apply(x)
+        return _NativeGelu.apply(x)
     return F.gelu(x, approximate="tanh")
 
 
-class _Native(torch.autograd.Function):
+class _NativeGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
         x = x.contiguous()

@@ -186,8 +186,11 @@ def tables_of(made: dict) -> str:
 def assert_is_a_row(made: dict, rounds: int) -> None:
     assert json.loads(json.dumps(made)) == made
     assert len(made["ratio"]["rounds"]) == len(made["ours"]["rounds"]) == len(made["peer"]["rounds"]) == rounds
-    assert made["ours"]["settings"]["precision"] == "float32"
-    assert made["peer"]["settings"]["precision"] in ("float32", "bfloat16")
+    for side in ("ours", "peer"):
+        assert made[side]["settings"]["precision"] in ("float32", "bfloat16")
+    if "profile" in made:
+        assert sum(made["profile"].values()) == pytest.approx(1)
+        assert min(made["profile"].values()) >= 0
     assert any("seconds" in entry or "peak" in entry for entry in made["peer_tried"])
     compared = [found for found in made["agreement"].values() if isinstance(found, dict)]
     assert compared
@@ -208,6 +211,7 @@ def test_training(quick):
     assert [(entry["attention"], entry["precision"]) for entry in product] == kinds
     assert in_parts["micro_batch"] == made["ours"]["settings"]["micro_batch"] < quick.batch_size
     assert made["roofline"]["share"] > 0
+    assert all(made["profile"][kind] > 0 for kind in ("matrix products", "attention", "GELU", "loss", "optimizer"))
     assert training.PeerSettings(**made["peer"]["settings"]).shown() == made["peer"]["settings"]
 
 
@@ -253,6 +257,7 @@ def test_generation(quick):
         assert_is_a_row(made, quick.rounds)
         assert failures(made) == []
         assert re.fullmatch(rf"\d of {made['prompts']}", made["agreement"]["equal greedy texts"])
+        assert all(made["profile"][kind] > 0 for kind in ("reading", "choosing"))
 
 
 def test_the_peer_writes_exactly_as_many_tokens_and_draws_by_its_seed(quick):

@@ -5,6 +5,7 @@
     python -m benchmarks.run growth                  how ours grows (`make bench-growth`)
     python -m benchmarks.run --quick                 all of the code on a tiny model; the figures mean nothing
     python -m benchmarks.run --show                  the table of what was measured before
+    python -m benchmarks.run --markdown              the README's table, to be put there
 
 Each family of rows runs in a process of its own, with the same threads and allocator settings for both sides. A run of
 some rows keeps the others' results if they were measured in the same environment; else those are dropped.
@@ -23,7 +24,7 @@ from benchmarks.inputs import Inputs
 from benchmarks.machine import ROOT, code_hash, describe, environment_of_children, physical_cores
 from benchmarks.measure import say
 from benchmarks.peers import require
-from benchmarks.tables import tables
+from benchmarks.tables import markdown, tables
 from nlm_core.errors import UserError, one_line_errors
 from nlm_core.files import read_json, shown, write_json
 
@@ -70,6 +71,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of: {', '.join(FAMILIES)}")
     parser.add_argument("--quick", action="store_true", help="a tiny model and two rounds; writes no results.json")
     parser.add_argument("--show", action="store_true", help="measure nothing; print what was measured before")
+    parser.add_argument("--markdown", action="store_true", help="as --show, but only the README's table")
     parser.add_argument("--threads", type=int, default=physical_cores(), help="of both sides [the physical cores]")
     parser.add_argument("--results", type=Path, help="where to write [benchmarks/results.json, or nowhere if --quick]")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
@@ -84,8 +86,8 @@ def main(words: list[str] | None = None) -> None:
         return
     path = arguments.results or (None if arguments.quick else RESULTS)
     results = read_json(path) if path and path.exists() else {}
-    if arguments.show:
-        print(tables(read_json(path or RESULTS)))
+    if arguments.show or arguments.markdown:
+        print((markdown if arguments.markdown else tables)(read_json(path or RESULTS)))
         return
     for peer in sorted({PEERS[family] for family in families if family in PEERS}):
         require(peer)

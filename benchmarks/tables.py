@@ -61,6 +61,21 @@ def comparisons(rows: Sequence[dict[str, Any]]) -> str:
     return table([head, *body]) + "\n\n" + "\n".join(notes)
 
 
+def markdown(results: dict[str, Any]) -> str:
+    """The comparisons as the README's table."""
+    lines = ["| | nlm | the peer | | ratio (quartiles) | goal |", "|---|---|---|---|---|---|"]
+    for row in results["rows"].values():
+        if "ratio" in row:
+            low, high = row["ratio"]["quartiles"]
+            sign = "at most" if row["smaller_is_better"] else "at least"
+            lines.append(
+                f"| {row['row']}; {row['peer']['name']} | {row['ours']['median']:,.0f} | {row['peer']['median']:,.0f} "
+                f"| {row['unit']} | {row['ratio']['median']:.2f} ({low:.2f} to {high:.2f}) "
+                f"| {sign} {row['goal']:g}: {'missed' if row['verdict'] == 'missed' else 'met'} |"
+            )
+    return "\n".join(lines)
+
+
 def described(side: dict[str, Any]) -> str:
     return str(Side(side["name"], side["settings"]))
 

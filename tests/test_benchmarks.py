@@ -21,7 +21,7 @@ from benchmarks.inputs import Inputs
 from benchmarks.machine import ALLOCATOR, describe, environment_of_children, physical_cores
 from benchmarks.measure import Candidate, Goal, Side, alternate, best_of, require_agreement, row, spread
 from benchmarks.roofline import step_flops_per_token
-from benchmarks.tables import tables
+from benchmarks.tables import markdown, tables
 from nlm_core.config import ModelConfig
 from nlm_core.errors import UserError
 from nlm_core.model import NLM
@@ -495,3 +495,9 @@ def test_published_results_are_whole():
         assert found["ratio"] == spread(ratios)
         assert found["verdict"] == goal.verdict(found["ratio"]["median"])
     assert results["environment"]["allocator"] == ALLOCATOR
+
+
+def test_the_readme_shows_what_was_measured():
+    if not run.RESULTS.exists():
+        pytest.skip("nothing is published yet")
+    assert markdown(json.loads(run.RESULTS.read_text())) in (ROOT / "README.md").read_text()

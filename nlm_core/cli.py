@@ -124,7 +124,7 @@ def train(
         else:
             trainer = new_run(preset or "nlm", data, out, overrides, budget, say, team)
         if trainer.device.type == "cpu" and native.library() is None:
-            say("there are no compiled kernels here, so this is slower than it could be: see the README")
+            say("there are no compiled kernels here, so this is slower than it could be; NLM_NATIVE=1 says why")
         say(
             f"{sum(p.numel() for p in trainer.model.parameters()):,} parameters, {trainer.config.precision} on "
             f"{trainer.device}, {f'{team.size} processes, ' * (team.size > 1)}into {shown(trainer.folder.path)}"

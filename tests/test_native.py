@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from nlm_core import native
+from nlm_core.errors import UserError
 
 
 @pytest.fixture
@@ -59,6 +60,14 @@ def test_they_can_be_switched_off(fresh, monkeypatch):
     monkeypatch.setenv("NLM_NATIVE", "0")
     assert native.library() is None
     assert not fresh.exists()
+
+
+@pytest.mark.parametrize(("compiler", "why"), [("false", "exit status 1"), ("not-there", "No such file.*not-there")])
+def test_where_they_are_asked_for_a_failure_says_why(fresh, monkeypatch, compiler, why):
+    monkeypatch.setenv("NLM_NATIVE", "1")
+    monkeypatch.setenv("CC", compiler)
+    with pytest.raises(UserError, match=f"^the kernels can't be compiled here: .*{why}"):
+        native.library()
 
 
 def test_what_they_are_used_for():

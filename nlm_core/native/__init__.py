@@ -6,8 +6,8 @@ one. `benchmarks/` measures what that brings.
 
 The C files are compiled at first use, for this very processor (a few seconds, then kept in the user's cache folder, or
 in $NLM_CACHE). Where that fails (no C compiler, no OpenMP), where NLM_NATIVE=0 is set, and for everything but float32
-and bfloat16 on a CPU, the same functions run as plain PyTorch. The two agree to rounding; `tests/test_attention.py` and
-`tests/test_pointwise.py` hold them to it.
+and bfloat16 on a CPU, the same functions run as plain PyTorch. With NLM_NATIVE=1 a failure is an error that says why.
+The two ways agree to rounding; `tests/test_attention.py`, `test_pointwise.py` and `test_decode.py` hold them to it.
 """
 
 import ctypes
@@ -23,6 +23,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from nlm_core.errors import UserError
 
 SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC"]
@@ -79,13 +81,22 @@ def _build() -> Path:
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None where there are none."""
-    if os.environ.get("NLM_NATIVE") == "0":
+    """The compiled kernels, or None where there are none.
+
+    Raises:
+        UserError: there are none, but NLM_NATIVE=1 asks for them.
+    """
+    wanted = os.environ.get("NLM_NATIVE")
+    if wanted == "0":
         return None
     try:
         kernels = ctypes.CDLL(str(_build()))
-    except (OSError, RuntimeError, subprocess.SubprocessError):
-        return None
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        if wanted != "1":
+            return None
+        said = getattr(error, "stderr", None) or b""
+        lines = [str(error), *(line for line in said.decode(errors="replace").splitlines() if "error" in line)]
+        raise UserError(f"the kernels can't be compiled here: {'; '.join(lines[:2])}") from None
     for name, kinds in FUNCTIONS.items():
         function = getattr(kernels, name)
         function.argtypes, function.restype = kinds, None

@@ -10,29 +10,12 @@
 // A head's numbers within those of all heads: T rows of D, `stride` apart, from number `at` on.
 typedef struct { const void *x; size_t at; int stride, half; } Head;
 
-static inline float head_get(Head h, int t, int d) { return get(h.x, h.at + (size_t)t * h.stride + d, h.half); }
-
-// B operands for `tile`: a head's columns in slivers; rows and columns are padded by 0.
-static void pack_rows(int T, int Tp, int D, int Dp, Head h, float scale, float *out) {
-    for (int d0 = 0; d0 < Dp; d0 += NR)
-        for (int t = 0; t < Tp; t++)
-            for (int d = 0; d < NR; d++) *out++ = t < T && d0 + d < D ? scale * head_get(h, t, d0 + d) : 0;
-}
-
-// The same of the transpose: D rows of Tp columns.
-static void pack_transposed(int T, int Tp, int D, Head h, float *out) {
-    for (int t = 0; t < Tp; t++)
-        for (int d = 0; d < D; d++) out[(t / NR * D + d) * NR + t % NR] = t < T ? head_get(h, t, d) : 0;
-}
-
-static void copy_rows(int T, int Tp, int D, Head h, float scale, float *out) {
-    for (int t = 0; t < Tp; t++)
-        for (int d = 0; d < D; d++) out[t * D + d] = t < T ? scale * head_get(h, t, d) : 0;
-}
-
-// Scores of MR rows against the first n columns (a multiple of NR).
-static void scores(int D, const float *q, const float *kt, int n, float *s, int lds) {
-    for (int j = 0; j < n; j += NR) tile(D, q, D, 1, kt + j * D, s + j, lds, 0);
+// The rows of a head lie so far apart that the processor does not foresee the next: ask for one in time.
+static inline void fetch_ahead(Head h, int t, int T) {
+    if (t + 12 >= T) return;
+    const char *row = (const char *)h.x + (h.at + (size_t)(t + 12) * h.stride) * (h.half ? 2 : 4);
+    __builtin_prefetch(row);
+    __builtin_prefetch(row + 64);
 }
 
 typedef struct { int T, Tp, D, Dp, lds; } Sizes;  // Tp, Dp: padded; lds: from one row of scores to the next
@@ -41,6 +24,31 @@ static Sizes sizes(int T, int D) {
     int Tp = ceil_to(T, BLOCK * 2);  // a multiple of every NR too; a row of scores has NR more, since rows that lie a
     Sizes z = {T, Tp, D, ceil_to(D, NR), Tp + NR};  // power of two apart would fight for the same places in the cache
     return z;
+}
+
+// Copy a head to where `tile` wants it, in up to three forms, padded by 0: as A, rows of D (Tp x D); as B, its columns
+// in slivers (Tp x Dp); as B, its transpose in slivers (D x Tp).
+static void arrange(Sizes z, Head h, float scale, float *rows, float *slivers, float *transposed) {
+    for (int t = 0; t < z.Tp; t++) {
+        float row[z.Dp];
+        size_t at = h.at + (size_t)t * h.stride;
+        fetch_ahead(h, t, z.T);
+        for (int d = 0; d < z.Dp; d++) row[d] = 0;
+        if (t < z.T) {
+            int d = 0;
+            for (; d + LANES <= z.D; d += LANES) VEC(row + d) = load(h.x, at + d, h.half) * scale;
+            for (; d < z.D; d++) row[d] = get(h.x, at + d, h.half) * scale;
+        }
+        for (int d = 0; rows && d < z.D; d++) rows[t * z.D + d] = row[d];
+        for (int d = 0; slivers && d < z.Dp; d += LANES)
+            VEC(slivers + d / NR * NR * z.Tp + t * NR + d % NR) = VEC(row + d);
+        for (int d = 0; transposed && d < z.D; d++) transposed[(t / NR * z.D + d) * NR + t % NR] = row[d];
+    }
+}
+
+// Scores of MR rows against the first n columns (a multiple of NR).
+static void scores(int D, const float *q, const float *kt, int n, float *s, int lds) {
+    for (int j = 0; j < n; j += NR) tile(D, q, D, 1, kt + j * D, s + j, lds, 0);
 }
 
 void attention_forward(int B, int T, int H, int D, const void *qkv, void *out, float *lse, int half) {
@@ -53,9 +61,9 @@ void attention_forward(int B, int T, int H, int D, const void *qkv, void *out, f
 #pragma omp for schedule(dynamic, 1)
         for (int task = 0; task < B * H; task++) {
             size_t to = (size_t)(task / H) * T * C + task % H * D, from = 3 * to - 2 * (task % H * D);
-            copy_rows(T, z.Tp, D, (Head){qkv, from, 3 * C, half}, 1 / sqrtf(D), q);
-            pack_transposed(T, z.Tp, D, (Head){qkv, from + C, 3 * C, half}, kt);
-            pack_rows(T, z.Tp, D, z.Dp, (Head){qkv, from + 2 * C, 3 * C, half}, 1, v);
+            arrange(z, (Head){qkv, from, 3 * C, half}, 1 / sqrtf(D), q, NULL, NULL);
+            arrange(z, (Head){qkv, from + C, 3 * C, half}, 1, NULL, NULL, kt);
+            arrange(z, (Head){qkv, from + 2 * C, 3 * C, half}, 1, NULL, v, NULL);
             for (int i = 0; i < T; i += MR) {
                 int last = i + MR < T ? i + MR : T, n = ceil_to(last, NR);
                 scores(D, q + i * D, kt, n, s, z.lds);
@@ -67,9 +75,8 @@ void attention_forward(int B, int T, int H, int D, const void *qkv, void *out, f
                     for (int j = LANES; j < n; j += LANES) most = select_less(most, VEC(row + j), VEC(row + j), most);
                     float top = most[0];
                     for (int l = 1; l < LANES; l++) top = most[l] > top ? most[l] : top;
-                    for (int j = 0; j < n; j += LANES) VEC(row + j) = vexp(VEC(row + j) - top);
+                    for (int j = 0; j < n; j += LANES) sum += VEC(row + j) = vexp(VEC(row + j) - top);
                     for (int j = i + r + 1; j < n; j++) row[j] = 0;
-                    for (int j = 0; j < n; j += LANES) sum += VEC(row + j);
                     sums[r] = vsum(sum);
                     lse[(size_t)task * T + i + r] = top + logf(sums[r]);
                 }
@@ -91,23 +98,25 @@ void attention_backward(int B, int T, int H, int D, const void *qkv, const void 
 #pragma omp parallel
     {
         size_t rows = (size_t)z.Tp * D, slivers = (size_t)z.Tp * z.Dp;
-        float *q = malloc(sizeof(float) * (4 * rows + 5 * slivers + 2 * BLOCK * z.lds + MR * z.Dp));
+        float *q = malloc(sizeof(float) * (4 * rows + 5 * slivers + 2 * BLOCK * z.lds + MR * z.Dp + z.Tp));
         float *dy = q + rows, *kt = dy + rows, *vt = kt + rows;                            // A and B of the scores
         float *k = vt + rows, *qb = k + slivers, *dyb = qb + slivers;                      // B of the gradients
         float *dk = dyb + slivers, *dv = dk + slivers;                                     // Tp x Dp
-        float *p = dv + slivers, *ds = p + BLOCK * z.lds, *dq = ds + BLOCK * z.lds;
+        float *p = dv + slivers, *ds = p + BLOCK * z.lds, *dq = ds + BLOCK * z.lds, *delta = dq + MR * z.Dp;
 #pragma omp for schedule(dynamic, 1)
         for (int task = 0; task < B * H; task++) {
             size_t at = (size_t)(task / H) * T * C + task % H * D, at3 = 3 * at - 2 * (task % H * D);
             Head hq = {qkv, at3, 3 * C, half}, hk = {qkv, at3 + C, 3 * C, half}, hv = {qkv, at3 + 2 * C, 3 * C, half};
             Head hy = {out, at, C, half}, hg = {dout, at, C, half};
-            copy_rows(T, z.Tp, D, hq, scale, q);
-            copy_rows(T, z.Tp, D, hg, 1, dy);
-            pack_transposed(T, z.Tp, D, hk, kt);
-            pack_transposed(T, z.Tp, D, hv, vt);
-            pack_rows(T, z.Tp, D, z.Dp, hk, scale, k);
-            pack_rows(T, z.Tp, D, z.Dp, hq, scale, qb);
-            pack_rows(T, z.Tp, D, z.Dp, hg, 1, dyb);
+            arrange(z, hq, scale, q, qb, NULL);
+            arrange(z, hk, 1, NULL, k, kt);
+            arrange(z, hv, 1, NULL, NULL, vt);
+            arrange(z, hg, 1, dy, dyb, NULL);
+            for (int t = 0; t < T; t++) {
+                fetch_ahead(hy, t, T);
+                delta[t] = 0;
+                for (int d = 0; d < D; d++) delta[t] += get(out, at + (size_t)t * C + d, half) * dy[t * D + d];
+            }
             memset(dk, 0, sizeof(float) * 2 * slivers);
             for (int i0 = 0; i0 < T; i0 += BLOCK) {
                 int width = ceil_to(i0 + BLOCK, NR);
@@ -121,12 +130,11 @@ void attention_backward(int B, int T, int H, int D, const void *qkv, const void 
                         float *prow = ptile + r * z.lds, *drow = dtile + r * z.lds;
                         int seen = i + r < T ? i + r + 1 : 0;
                         if (seen) {
-                            float log_sum = lse[(size_t)task * T + i + r], delta = 0;
-                            for (int d = 0; d < D; d++) delta += head_get(hy, i + r, d) * head_get(hg, i + r, d);
+                            float log_sum = lse[(size_t)task * T + i + r];
                             for (int j = 0; j < n; j += LANES) {
                                 vec prob = vexp(VEC(prow + j) - log_sum);
                                 VEC(prow + j) = prob;
-                                VEC(drow + j) = prob * (VEC(drow + j) - delta);
+                                VEC(drow + j) = prob * (VEC(drow + j) - delta[i + r]);
                             }
                         }
                         memset(prow + seen, 0, sizeof(float) * (width - seen));
@@ -136,7 +144,7 @@ void attention_backward(int B, int T, int H, int D, const void *qkv, const void 
                     for (int d = 0; d < z.Dp; d += NR) tile(last, dtile, z.lds, 1, k + d * z.Tp, dq + d, z.Dp, 0);
                     for (int r = 0; r < last - i; r++)
                         for (int d = 0; d < D; d++)
-                            put(dqkv, at3 + (size_t)(i + r) * 3 * C + d, dq[r * z.Dp + d], half);
+                            put(dqkv, at3 + (size_t)(i + r) * 3 * C + d, scale * dq[r * z.Dp + d], half);
                 }
                 // A key j is seen from row j on: above it there are zeros, which need no work.
                 for (int j = 0; j < i0 + BLOCK; j += MR) {

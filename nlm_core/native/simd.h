@@ -31,10 +31,10 @@ static inline vec select_less(vec a, vec b, vec yes, vec no) {  // a < b ? yes :
     return (vec)((less & (ivec)yes) | (~less & (ivec)no));
 }
 
-// e^x to about 1e-7 of its value: 2^n times a polynomial in the rest (Cephes' expf). Below -87 it is e^-87; NaN stays.
+// e^x, for x up to 88, to about 1e-7 of its value: 2^n times a polynomial in the rest (Cephes' expf). Below -87 it is
+// e^-87. NaN stays.
 static inline vec vexp(vec x) {
     x = select_less(x, SPREAD(-87.0f), SPREAD(-87.0f), x);
-    x = select_less(SPREAD(88.0f), x, SPREAD(88.0f), x);
     vec n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // rounds: the mantissa has no room for a fraction
     vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     vec p = SPREAD(1.9875691500e-4f);
@@ -49,7 +49,10 @@ static inline vec vexp(vec x) {
 }
 
 // GPT-2's GELU, x (1 + tanh u) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), which is x times the logistic of 2 u.
-static inline vec logistic_2u(vec x) { return 1.0f / (1.0f + vexp(x * (-1.5957691216f - 0.0713548163f * x * x))); }
+static inline vec logistic_2u(vec x) {
+    vec minus_2u = x * (-1.5957691216f - 0.0713548163f * x * x);
+    return 1.0f / (1.0f + vexp(select_less(SPREAD(88.0f), minus_2u, SPREAD(88.0f), minus_2u)));
+}
 static inline vec gelu(vec x) { return x * logistic_2u(x); }
 
 static inline float vsum(vec x) {

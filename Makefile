@@ -62,7 +62,7 @@ $(BENCH_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	@touch $(BENCH_READY)
 
-bench: $(BENCH_READY)  ## measure speed and memory beside transformers and transformer-lens (about 45 minutes)
+bench: $(BENCH_READY)  ## measure speed and memory beside transformers and transformer-lens (the better part of an hour)
 	$(BIN)/python -m benchmarks.run
 
 bench-growth: $(BENCH_READY)  ## measure how training and data prepare grow (needs 4 GB of disk for a while)

@@ -38,6 +38,7 @@ from nlm_core.config import ModelConfig
 from nlm_core.cross_entropy import token_nats
 from nlm_core.errors import UserError
 from nlm_core.hardware import autocast
+from nlm_core.loss import require_scorable, stream_windows
 from nlm_core.model import NLM, Block
 from nlm_core.stats import sums_by
 from nlm_core.workers import on_threads
@@ -156,10 +157,7 @@ def ablate(
         UserError: the text, the mode or a head doesn't fit, or resample mode lacks the stories or a donor.
     """
     config, device = model.config, model.token_emb.device
-    if len(ids) < 2:
-        raise UserError("a text needs at least two tokens to be scored")
-    if int(ids.max()) >= config.vocab_size:
-        raise UserError("the text was encoded with another tokenizer: it has ids outside the model's vocabulary")
+    require_scorable(ids, config.vocab_size)
     if mode not in MODES:
         raise UserError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
     if mode == "resample" and stories is None:
@@ -175,8 +173,8 @@ def ablate(
         groups = np.zeros(len(ids), dtype=np.int64) if stories is None else stories
     swapped = _swapped(config, ablations)
     branches = _branches(swapped, max(1, AT_ONCE // batch_size))
-    batches = _windows(ids, config.context_length, batch_size)
-    batches_groups = _windows(groups, config.context_length, batch_size)
+    batches = stream_windows(ids, config.context_length, batch_size)
+    batches_groups = stream_windows(groups, config.context_length, batch_size)
     drawn = donors(stories, config.context_length, seed) if mode == "resample" else None
     count = int(groups[1:].max()) + 1
     clean, ablated = np.zeros(count), np.zeros((len(ablations), count))
@@ -221,15 +219,6 @@ def _swapped(config: ModelConfig, ablations: Sequence[Collection[Head]]) -> Bool
                 )
             swapped[number, layer, head] = True
     return swapped
-
-
-def _windows(stream: np.ndarray, T: int, batch_size: int) -> list[Int[Tensor, "_ _"]]:
-    """Cut a stream of tokens as `stream_nats` does, into batches of windows with the last target, (B, T + 1)."""
-    tokens = torch.from_numpy(stream.astype(np.int64))
-    whole = (len(tokens) - 1) // T
-    batches = list(tokens.unfold(0, T + 1, T).split(batch_size)) if whole else []
-    rest = tokens[None, whole * T :]
-    return [*batches, rest] if rest.shape[1] > 1 else batches
 
 
 def _branches(swapped: Bool[Tensor, "A L H"], size: int) -> list[tuple[int, list[list[int]]]]:

@@ -1,8 +1,8 @@
 """Attention: every position takes from itself and from those before it what it asks for.
 
 Three ways to the same numbers. `attend` is the equation. `causal_attend` does it in blocks of rows, on any device and
-in any precision. The kernel in `native/attention.c` never writes the square of probabilities to memory, and its
-gradient computes them anew; it takes about half the time of the others on a CPU (see `benchmarks/`).
+in any precision. The kernel in `native/attention.c`, for CPUs, never writes the square of probabilities to memory,
+and its gradient computes them anew.
 
 Shapes: B batch, T sequence, S keys, C = d_model, H heads, D = C / H.
 """

@@ -48,8 +48,8 @@ class _MeanNats(torch.autograd.Function):
             low = table.to(dtype)
             dx, dtable = torch.empty_like(x), torch.zeros_like(table)
             nats = x.new_zeros(())
-            for rows in torch.arange(len(x)).split(CHUNK):
-                here = slice(int(rows[0]), int(rows[-1]) + 1)
+            for first in range(0, len(x), CHUNK):
+                here = slice(first, first + CHUNK)
                 part = x[here].to(dtype)
                 slopes = part @ low.T  # (n, V), the logits
                 nats += _nats(slopes, targets[here], gradient=True).sum()

@@ -1,8 +1,8 @@
 """Reading on while writing: what the model made of a text so far is kept, so that only each new token is read.
 
 Two ways with one interface. `TorchDecoder` is the model with its `KVCache`, on any device and in any precision. The
-kernel in `native/decode.c` goes through all layers in one call. One text takes it as long as reading all weights from
-memory does; it reads them as float16 if each is exactly such a number, as in the shipped checkpoint, so nothing is
+kernel in `native/decode.c` goes through all layers in one call. For one text, most of its work is to read all weights
+from memory; it reads them as float16 if each is exactly such a number, as in the shipped checkpoint, so nothing is
 lost. Its numbers for a text depend neither on the other texts nor on the number of threads, to the last bit.
 
 Shapes: B texts, K of them that go on, T new tokens of each, V vocabulary, S the most tokens that a text can have.

@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Int, Integer
+from torch import Tensor
 from tqdm import tqdm
 
 from nlm_core.cross_entropy import token_nats
@@ -37,21 +38,11 @@ def stream_nats(
     Raises:
         UserError: fewer than two tokens, or an id outside the vocabulary.
     """
-    if len(ids) < 2:
-        raise UserError("a text needs at least two tokens to be scored")
-    if int(ids.max()) >= model.config.vocab_size:
-        raise UserError("the text was encoded with another tokenizer: it has ids outside the model's vocabulary")
+    require_scorable(ids, model.config.vocab_size)
     was_training = model.training
     model.eval()
     device = model.token_emb.device
-    T = model.config.context_length
-    whole = (len(ids) - 1) // T
-    batches = [
-        np.stack([ids[row * T : (row + 1) * T + 1] for row in range(first, min(first + batch_size, whole))])
-        for first in range(0, whole, batch_size)
-    ]
-    if whole * T < len(ids) - 1:
-        batches.append(ids[None, whole * T :])
+    batches = stream_windows(ids, model.config.context_length, batch_size)
     scored = on_threads(lambda windows: _window_nats(model, windows, device, precision), batches, device)
     bar = tqdm(scored, desc="scoring", total=len(batches), leave=False, disable=None if progress else True)
     nats = list(bar)
@@ -59,8 +50,25 @@ def stream_nats(
     return np.concatenate(nats)
 
 
-def _window_nats(model: NLM, windows: np.ndarray, device: torch.device, precision: str) -> np.ndarray:
-    batch = torch.from_numpy(windows.astype(np.int64)).to(device)  # (B, T + 1)
+def require_scorable(ids: Integer[np.ndarray, " N"], vocab_size: int) -> None:
+    """Raise a UserError unless a model of this vocabulary can score the stream."""
+    if len(ids) < 2:
+        raise UserError("a text needs at least two tokens to be scored")
+    if int(ids.max()) >= vocab_size:
+        raise UserError("the text was encoded with another tokenizer: it has ids outside the model's vocabulary")
+
+
+def stream_windows(stream: Integer[np.ndarray, " N"], context_length: int, batch_size: int) -> list[Int[Tensor, "_ _"]]:
+    """Cut a stream into batches of windows, each window with its last target: (B, T + 1); the last may be shorter."""
+    tokens = torch.from_numpy(stream.astype(np.int64))
+    whole = (len(tokens) - 1) // context_length
+    batches = list(tokens.unfold(0, context_length + 1, context_length).split(batch_size)) if whole else []
+    rest = tokens[None, whole * context_length :]
+    return [*batches, rest] if rest.shape[1] > 1 else batches
+
+
+def _window_nats(model: NLM, batch: Int[Tensor, "B W"], device: torch.device, precision: str) -> np.ndarray:
+    batch = batch.to(device)  # (B, T + 1)
     with autocast(device, precision):
         nats = token_nats(model.read(batch[:, :-1]).flatten(0, 1), model.token_emb, batch[:, 1:].flatten())
     return nats.cpu().numpy()

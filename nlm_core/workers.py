@@ -2,7 +2,7 @@
 
 Why: PyTorch shares every single operation out among the cores and waits for the slowest, hundreds of times a step; and
 what it doesn't share out leaves all cores but one idle. Micro-batches, and windows to be scored, don't depend on each
-other, so each core can go through its own from beginning to end. `benchmarks/` measures what that brings.
+other, so each core can go through its own from beginning to end.
 
 Results come out in the order of the items, so what is made of them does not depend on which thread was faster.
 """

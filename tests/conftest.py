@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from benchmarks.inputs import Inputs
 from nlm_core.config import ModelConfig
 from nlm_core.data import Corpus, add, prepare
 from nlm_core.model import NLM
@@ -69,3 +70,16 @@ def corpus(own_root: Path, tokenizer: Tokenizer) -> Corpus:
         add([source], split, "stories")
     prepare("stories", tokenizer)
     return Corpus.open("stories")
+
+
+@pytest.fixture
+def peers_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the benchmarks' peers from the network."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")
+
+
+@pytest.fixture
+def quick() -> Inputs:
+    """The benchmarks on a tiny model."""
+    return Inputs.quick()

@@ -30,7 +30,7 @@ def test_they_are_compiled_once_and_kept(fresh, monkeypatch):
     assert [path.stat().st_mtime_ns for path in fresh.iterdir()] == [before]
 
 
-def test_other_sources_or_another_processor_get_a_library_of_their_own(fresh, monkeypatch):
+def test_another_processor_gets_a_library_of_its_own(fresh, monkeypatch):
     first = native._build()
     monkeypatch.setattr(native, "_processor", lambda: "another")
     assert native._build() != first
@@ -45,10 +45,21 @@ def test_without_a_compiler_there_are_none(fresh, monkeypatch):
 
 
 @pytest.mark.parametrize("compiler", ["false", "not-there"])
-def test_a_compiler_that_fails_leaves_nothing_behind(fresh, monkeypatch, compiler):
+def test_a_compiler_that_does_not_run_means_none(fresh, monkeypatch, compiler):
     monkeypatch.setenv("CC", compiler)
     assert native.library() is None
-    assert not list(fresh.iterdir()) if fresh.exists() else True
+
+
+def test_a_compiler_that_fails_half_way_leaves_nothing_behind(fresh, monkeypatch, tmp_path):
+    compiler = tmp_path / "cc"
+    answers = '[ "$1" = --version ] && exit 0'
+    half = 'while [ "$1" != -o ]; do shift; done; echo half > "$2"; exit 1'
+    compiler.write_text(f"#!/bin/sh\n{answers}\n{half}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    assert native.library() is None
+    assert fresh.is_dir()
+    assert not list(fresh.iterdir())
 
 
 def test_a_cache_that_can_not_be_written(fresh, monkeypatch):

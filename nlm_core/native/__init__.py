@@ -2,7 +2,7 @@
 
 Why: of a step of the book's model, only the matrix products come near what the processor can do. Attention, GELU and
 the loss read and write memory several times for work that one pass can do; `attention.c` and `pointwise.c` do it in
-one. `benchmarks/` measures what that brings.
+one. `benchmarks/` compares whole steps with those of other libraries.
 
 The C files are compiled at first use, for this very processor (a few seconds, then kept in the user's cache folder, or
 in $NLM_CACHE). Where that fails (no C compiler, no OpenMP), where NLM_NATIVE=0 is set, and for everything but float32

@@ -1,0 +1,183 @@
+"""The rows of the benchmarks on a tiny model: none times anything before both sides agree. No test looks at a time."""
+
+import json
+import math
+import re
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from bench_rows import assert_is_a_row, failures, tables_of
+
+from benchmarks import ablation, generation, growth, memory, scoring, training
+from benchmarks.inputs import Inputs
+from nlm_core.config import ModelConfig
+from nlm_core.errors import UserError
+from nlm_core.model import NLM
+
+pytestmark = pytest.mark.usefixtures("peers_offline")
+
+
+def test_training(quick):
+    made = training.measure_speed(quick)
+    assert_is_a_row(made, quick.rounds)
+    assert failures(made) == []
+    kinds = [(attention, precision) for attention in ("sdpa", "eager") for precision in ("float32", "bfloat16")]
+    *product, in_parts = made["peer_tried"]
+    assert [(entry["attention"], entry["precision"]) for entry in product] == kinds
+    assert in_parts["micro_batch"] == made["ours"]["settings"]["micro_batch"] < quick.batch_size
+    assert made["roofline"]["share"] > 0
+    assert all(made["profile"][kind] > 0 for kind in ("matrix products", "attention", "GELU", "loss", "optimizer"))
+    assert training.PeerSettings(**made["peer"]["settings"]).shown() == made["peer"]["settings"]
+
+
+def test_memory_is_that_of_the_peer_as_it_is_fastest_and_the_most_frugal_is_beside_it(quick, monkeypatch):
+    jobs = []
+
+    def peak(side, inputs, settings=None):
+        jobs.append(side)
+        if side == "ours":
+            return {"peak": 60e6}
+        size = 200e6 if settings["compile"] else 100e6
+        return {"peak": size / 2 if settings["checkpointing"] else size}
+
+    monkeypatch.setattr(training, "peak_in_fresh_process", peak)
+    agreed = {"loss": {"difference": 0.0, "tolerance": 1.0}}
+    fastest = training.PeerSettings(compile=True)
+    made = training.measure_memory(replace(quick, memory_rounds=7), training.OurTraining(quick), fastest, agreed)
+    assert_is_a_row(made, 7)
+    assert made["ratio"]["median"] == 0.6
+    assert made["verdict"] == "goal"
+    assert made["peer"]["settings"]["compile"] is False  # which is smaller here
+    assert made["peer_most_frugal"]["checkpointing"] is True
+    assert "at its most frugal (transformers (float32, sdpa, checkpointing), 50 MB): ratio 1.20" in tables_of(made)
+    assert jobs.count("ours") == 7
+
+
+@pytest.mark.parametrize("side", ["ours", "peer"])
+def test_what_a_process_measures_of_a_training_step(quick, side):
+    found = memory.work_of(side, asdict(quick), asdict(training.PeerSettings()) if side == "peer" else None)
+    assert found["after_setup"] > 1e8
+    assert found["peak"] >= 0
+    assert len(found["step_seconds"]) == memory.STEPS
+
+
+def test_a_training_step_in_parts_and_with_checkpointing_is_the_same_step(quick):
+    for changed in ({"micro_batch": 1}, {"micro_batch": 2, "checkpointing": True}):
+        peer = training.PeerTraining(quick, training.PeerSettings(**changed))
+        training.agreement(training.OurTraining(quick), peer, quick.model(), "float32")
+
+
+def test_generation(quick):
+    for made in generation.measure(quick):
+        assert_is_a_row(made, quick.rounds)
+        assert failures(made) == []
+        assert re.fullmatch(rf"\d of {made['prompts']}", made["agreement"]["equal greedy texts"])
+        assert all(made["profile"][kind] > 0 for kind in ("reading", "choosing"))
+
+
+def test_the_peer_writes_exactly_as_many_tokens_and_draws_by_its_seed(quick):
+    settings = generation.PeerSettings("float32", "sdpa", "dynamic", False)
+    prompts = [quick.tokenizer.encode(opening) for opening in quick.openings(3)]
+    peer = generation.PeerGenerator(quick.model(), prompts, 20, settings)
+    assert peer.sample(1).shape == (3, 20)
+    assert torch.equal(peer.sample(1), peer.sample(1))
+    assert not torch.equal(peer.sample(1), peer.sample(2))
+
+
+def test_scoring(quick):
+    (made, *_) = scoring.measure(quick)
+    assert_is_a_row(made, quick.rounds)
+    assert failures(made) == []
+    assert made["row"] == f"loss of {quick.rounds * quick.score_windows * 64:,} tokens, float32"
+
+
+def test_the_published_loss_is_of_two_hundred_thousand_tokens():
+    inputs = Inputs()
+    assert inputs.rounds >= 7
+    assert 200_000 <= inputs.rounds * inputs.score_windows * ModelConfig().context_length <= 201_000
+
+
+def test_ablation(quick):
+    pytest.importorskip("transformer_lens", reason="it comes with pip install -e '.[bench]'")
+    (made,) = ablation.measure(quick)
+    assert_is_a_row(made, quick.rounds)
+    assert failures(made) == []
+    assert made["heads"] == made["agreement"]["heads compared"] == 8
+    assert made["agreement"]["largest cost of a head"] > 1e-2
+
+
+def test_growth(quick):
+    trained, prepared = growth.measure(quick)
+    for made in (trained, prepared):
+        assert json.loads(json.dumps(made)) == made
+        assert made["row"] in tables_of(made)
+    ((line,),) = (trained["table"],)
+    assert (line["batch_size"], line["context"]) == (2, 64)
+    assert min(line["tokens_per_second"], line["peak_mb"], prepared["table"][0]["megabytes_per_second"]) > 0
+
+
+@pytest.mark.parametrize("size", [1000, 900_000])
+def test_the_text_that_grows_is_the_stories_again_and_again(tmp_path, stories_file, size):
+    growth.write_stories(tmp_path / "text", size)
+    written, stories = (tmp_path / "text").read_bytes(), stories_file.read_bytes()
+    assert size - 3000 < len(written) <= size
+    assert (3 * stories).startswith(written)
+    written.decode("utf-8")
+
+
+# ---- a planted difference
+
+
+@pytest.fixture
+def wrong(monkeypatch):
+    """One matrix of the peer's is not ours."""
+
+    def plant(module, name: str = "gpt2_of") -> None:
+        right = getattr(module, name)
+
+        def of(model: NLM, *settings):
+            other = NLM.from_params(model.config, {n: p.numpy() for n, p in model.state_dict().items()})
+            with torch.no_grad():
+                other.blocks[1].mlp.down.weight.mul_(0.5)
+            return right(other, *settings)
+
+        monkeypatch.setattr(module, name, of)
+
+    return plant
+
+
+@pytest.mark.parametrize("module", [training, generation, scoring])
+def test_nothing_is_timed_where_the_sides_do_not_agree(module, wrong, quick, monkeypatch):
+    wrong(module)
+    monkeypatch.setattr(module, "alternate", lambda *_: pytest.fail("was timed"))
+    with pytest.raises(UserError, match=r"don't agree: .* differs by .*; nothing was timed"):
+        module.measure(quick)
+
+
+def test_no_ablation_is_timed_where_the_sides_do_not_agree(wrong, quick, monkeypatch):
+    pytest.importorskip("transformer_lens", reason="it comes with pip install -e '.[bench]'")
+    wrong(ablation, "hooked_of")
+    monkeypatch.setattr(ablation, "alternate", lambda *_: pytest.fail("was timed"))
+    with pytest.raises(UserError, match=r"the ablations don't agree: .*; nothing was timed"):
+        ablation.measure(quick)
+
+
+def test_another_update_does_not_agree(quick):
+    peer = training.PeerTraining(quick, training.PeerSettings())
+    peer.optimizer.param_groups[0]["weight_decay"] = 10.0
+    with pytest.raises(UserError, match="update of the weights differs"):
+        training.agreement(training.OurTraining(quick), peer, quick.model(), "float32")
+
+
+def test_greedy_texts_may_part_only_where_two_tokens_tie(quick):
+    model, prompt = quick.model(), quick.tokenizer.encode("Once")
+    with torch.inference_mode():
+        order = model(torch.tensor([prompt]))[0, -1].sort(descending=True)
+    first, second = order.indices[:2].tolist()
+    gap = (order.values[0] - order.values[1]).item()
+    assert gap > 0
+    found = generation.largest_gap(model, [prompt], [[first, 5]], torch.tensor([[second, 7]]))
+    assert found == pytest.approx(gap, rel=1e-4)
+    assert generation.largest_gap(model, [prompt], [[first, 5]], torch.tensor([[first, 5]])) == 0
+    assert generation.largest_gap(model, [prompt], [[first, 5]], torch.tensor([[first]])) == math.inf

@@ -1,6 +1,6 @@
 """Measure nlm beside its peers, write benchmarks/results.json, and print the table.
 
-    python -m benchmarks.run                         all comparisons (`make bench`)
+    python -m benchmarks.run                         all but growth (`make bench`)
     python -m benchmarks.run generation scoring      some of them
     python -m benchmarks.run growth                  how ours grows (`make bench-growth`)
     python -m benchmarks.run --quick                 all of the code on a tiny model; the figures mean nothing
@@ -30,7 +30,8 @@ from nlm_core.files import read_json, shown, write_json
 
 COMPARISONS = ("training", "generation", "scoring", "ablation")
 PEERS = {family: "transformer_lens" if family == "ablation" else "transformers" for family in COMPARISONS}
-FAMILIES = (*COMPARISONS, "growth")
+BENCH = (*COMPARISONS, "fast_paths")
+FAMILIES = (*BENCH, "growth")
 RESULTS = ROOT / "benchmarks" / "results.json"
 
 
@@ -76,7 +77,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, help="where to write [benchmarks/results.json, or nowhere if --quick]")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
-    families = arguments.families or list(COMPARISONS)
+    families = arguments.families or list(BENCH)
     if unknown := set(families) - set(FAMILIES):
         raise UserError(f"there is no {', '.join(sorted(unknown))}; there are: {', '.join(FAMILIES)}")
     if arguments.threads < 1:

@@ -86,6 +86,16 @@ def growth(row: dict[str, Any]) -> str:
     return f"{row['row']}\n\n" + table([[name.replace("_", " ") for name in head], *body])
 
 
+def fast_paths(row: dict[str, Any]) -> str:
+    head = [row["row"], "beside", "threads", "ratio", "quartiles", "range"]
+    body = []
+    for path in row["paths"]:
+        ratio = path["ratio"]
+        spans = ("{:.2f}..{:.2f}".format(*ratio[kind]) for kind in ("quartiles", "range"))
+        body.append([path["path"], path["beside"], str(path["threads"]), f"{ratio['median']:.2f}", *spans])
+    return table([head, *body]) + "\n\nThe ratio is the plain way's time / the fast path's."
+
+
 def environment(found: dict[str, Any]) -> str:
     machine, versions = found["machine"], found["versions"]
     allocator = " ".join(f"{name}={value}" for name, value in found["allocator"].items() if value) or "as it is"
@@ -107,6 +117,7 @@ def tables(results: dict[str, Any]) -> str:
     parts = [environment(results["environment"])]
     if compared:
         parts.append(comparisons(compared))
+    parts += [fast_paths(row) for row in rows if "paths" in row]
     parts += [growth(row) for row in rows if "table" in row]
     if len({row["code"] for row in rows}) > 1:
         parts.append("The rows were measured with different states of nlm_core: for a comparison, run all of them.")

@@ -9,8 +9,9 @@ import pytest
 import torch
 from bench_rows import assert_is_a_row, failures, tables_of
 
-from benchmarks import ablation, generation, growth, memory, scoring, training
+from benchmarks import ablation, fast_paths, generation, growth, memory, scoring, training
 from benchmarks.inputs import Inputs
+from nlm_core import native
 from nlm_core.config import ModelConfig
 from nlm_core.errors import UserError
 from nlm_core.model import NLM
@@ -105,6 +106,39 @@ def test_ablation(quick):
     assert failures(made) == []
     assert made["heads"] == made["agreement"]["heads compared"] == 8
     assert made["agreement"]["largest cost of a head"] > 1e-2
+
+
+@pytest.fixture
+def kernels():
+    if native.library() is None:
+        pytest.skip("the kernels can't be compiled here")
+
+
+@pytest.mark.usefixtures("kernels")
+def test_fast_paths(quick):
+    (made,) = fast_paths.measure(quick)
+    assert json.loads(json.dumps(made)) == made
+    assert made["row"] in tables_of(made)
+    assert len(made["paths"]) == 8
+    for path in made["paths"]:
+        ours, plain = path["rounds"]["fast"], path["rounds"]["plain"]
+        assert path["ratio"]["rounds"] == [b / a for a, b in zip(ours, plain, strict=True)]
+        assert len(ours) == quick.rounds
+        assert 0 <= path["agreement"]["numbers"]["difference"] <= fast_paths.TOLERANCE
+        assert path["path"] in tables_of(made)
+
+
+def test_without_kernels_there_is_no_fast_path_to_measure(quick, monkeypatch):
+    monkeypatch.setattr(native, "library", lambda: None)
+    with pytest.raises(UserError, match="can't be compiled here"):
+        fast_paths.measure(quick)
+
+
+def test_a_fast_path_that_is_wrong_is_not_timed(quick):
+    ones = torch.ones(3)
+    path = fast_paths.FastPath("twice", "once", lambda: [2 * ones], lambda: [ones])
+    with pytest.raises(UserError, match=r"^the two ways of twice don't agree: .* nothing was timed$"):
+        fast_paths.compare(path, quick)
 
 
 def test_growth(quick):

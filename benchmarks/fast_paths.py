@@ -27,6 +27,7 @@ from nlm_core.sampling import Sampling, choose
 
 NAME = "fast paths of nlm"
 MICRO_BATCH = 2  # windows
+SDPA, TOGETHER = "scaled_dot_product_attention", "each operation on all cores"
 Work = Callable[[], Sequence[Tensor]]
 TOLERANCE = 1e-4  # of every path, as a share of the largest number
 LEAST_SECONDS = 0.05  # of a round: short work is done over and over
@@ -37,12 +38,14 @@ class FastPath:
     """One of them.
 
     Attributes:
-        name: of the path; with the plain way, as the table shows it.
+        module: of nlm_core, whose docstring says what is measured here.
+        name: of the path.
         beside: the plain way.
         fast, plain: do the work and return the numbers that must agree.
         threads: of both.
     """
 
+    module: str
     name: str
     beside: str
     fast: Work
@@ -76,14 +79,14 @@ def of_training(inputs: Inputs) -> Iterator[FastPath]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, C)
 
     qkv = random(B, T, 3 * C)
+    kernel = with_gradient(lambda x: causal_attention(x, H), qkv)
+    yield FastPath("attention", "attention, with gradient", SDPA, kernel, with_gradient(sdpa, qkv))
     yield FastPath(
-        "attention, with gradient",
-        "scaled_dot_product_attention",
-        with_gradient(lambda x: causal_attention(x, H), qkv),
-        with_gradient(sdpa, qkv),
+        "attention", "attention in blocks, without the kernel", SDPA, without_kernels(kernel), with_gradient(sdpa, qkv)
     )
     hidden = random(B, T, 4 * C)
     yield FastPath(
+        "gelu",
         "GELU, with gradient",
         "torch's",
         with_gradient(gelu, hidden),
@@ -92,6 +95,7 @@ def of_training(inputs: Inputs) -> Iterator[FastPath]:
     x, table = random(B * T, C), 0.1 * random(config.vocab_size, C)
     targets = torch.randint(config.vocab_size, (B * T,), generator=torch.Generator().manual_seed(2))
     yield FastPath(
+        "cross_entropy",
         "output and loss, with gradient",
         "a product and cross_entropy",
         with_gradient(lambda x, table: mean_nats(x, table, targets), x, table),
@@ -119,6 +123,7 @@ def of_writing(inputs: Inputs) -> Iterator[FastPath]:
 
         texts = "one text" if count == 1 else f"{count} texts"
         yield FastPath(
+            "decode",
             f"reading {inputs.new_tokens} tokens of {texts}",
             "the model and its cache",
             go_on(NativeDecoder(model, longest)),
@@ -131,9 +136,8 @@ def of_writing(inputs: Inputs) -> Iterator[FastPath]:
     def chosen() -> Sequence[Tensor]:
         return [choose(logits, Sampling(temperature=0.8), keys, keys).double()]
 
-    yield FastPath(
-        f"choosing {len(logits)} tokens", "noise for the whole vocabulary", chosen, without_kernels(chosen), threads
-    )
+    name, beside = f"choosing {len(logits)} tokens", "noise for the whole vocabulary"
+    yield FastPath("sampling", name, beside, chosen, without_kernels(chosen), threads)
 
 
 def without_kernels(work: Work) -> Work:
@@ -152,12 +156,13 @@ def of_threads(inputs: Inputs) -> Iterator[FastPath]:
 
     def gradients() -> Sequence[Tensor]:
         model.zero_grad(set_to_none=True)
-        step.add_gradients(model, batch, training.config, 0)
+        step.accumulate_gradients(model, batch, training.config, 0)
         return [param.grad for param in model.parameters()]
 
     yield FastPath(
+        "workers",
         "gradients of a batch, a thread per core",
-        "each operation on all cores",
+        TOGETHER,
         gradients,
         in_turn(step, gradients),
         threads,
@@ -176,7 +181,7 @@ def of_threads(inputs: Inputs) -> Iterator[FastPath]:
 
         return move
 
-    yield FastPath("Muon, a thread per core", "each operation on all cores", muon(), in_turn(optim, muon()), threads)
+    yield FastPath("optim", "Muon, a thread per core", TOGETHER, muon(), in_turn(optim, muon()), threads)
 
 
 def in_turn(module: Any, work: Work) -> Work:
@@ -208,6 +213,7 @@ def compare(path: FastPath, inputs: Inputs) -> dict[str, Any]:
         torch.set_num_threads(before)
     ratio = spread([b / a for a, b in zip(ours, theirs, strict=True)])
     return {
+        "module": path.module,
         "path": path.name,
         "beside": path.beside,
         "threads": path.threads,

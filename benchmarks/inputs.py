@@ -87,12 +87,12 @@ class Inputs:
         """A fresh copy of the model, in float32."""
         return NLM.from_params(self._loaded["config"], self._loaded["params"])
 
-    def windows(self, number: int, count: int, length: int | None = None) -> np.ndarray:
-        """A stretch of the text for a round: `count` windows of `length` tokens, and the token behind them.
+    def windows(self, number: int, count: int) -> np.ndarray:
+        """A stretch of the text for a round: `count` windows of the context's length, and the token behind them.
 
         The text is read in a circle, so that rounds may want more than there is.
         """
-        tokens = count * (length or self._loaded["config"].context_length)
+        tokens = count * self._loaded["config"].context_length
         return np.take(self.ids, np.arange(number * tokens, (number + 1) * tokens + 1), mode="wrap")
 
     def openings(self, count: int) -> list[str]:

@@ -1,34 +1,41 @@
 """Where the time of our side goes, so that what a row reaches or misses can be explained."""
 
+import contextlib
 import importlib
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.measure import seconds
+from nlm_core import native
 from nlm_core.decode import NativeDecoder, TorchDecoder
 
-# What PyTorch's profiler calls the operations, by what they are for; the rest is "all else".
+# What PyTorch's profiler calls the operations, and we our kernels, by what they are for; the rest is "all else".
 KINDS = {
     "matrix products": ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm"),
-    "attention": ("_NativeAttention", "_NativeAttentionBackward", "aten::_softmax", "aten::_softmax_backward_data"),
-    "GELU": ("_NativeGelu", "_NativeGeluBackward", "aten::gelu", "aten::gelu_backward"),
-    "loss": ("_MeanNats", "_MeanNatsBackward"),
+    "attention": ("attention_forward", "attention_backward", "aten::_softmax", "aten::_softmax_backward_data"),
+    "GELU": ("gelu_forward", "gelu_backward", "aten::gelu", "aten::gelu_backward"),
+    "loss": ("cross_entropy", "aten::_log_softmax"),
     "norms": ("aten::native_layer_norm", "aten::native_layer_norm_backward"),
     "optimizer": ("aten::_fused_adamw_", "aten::linalg_vector_norm"),
 }
 
 
 def step_profile(step: Callable[[], Any]) -> dict[str, float]:
-    """Shares of a training step's time by kind of operation, on one thread: the profiler follows no other."""
+    """Shares of the time of a step by kind of operation, on one thread: the profiler follows no other."""
+
+    def named(name: str, *arguments: Any, run: Callable[..., None] = native.run) -> None:
+        with record_function(name):
+            run(name, *arguments)
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         step()
-        with profile(activities=[ProfilerActivity.CPU]) as found:
+        with mock.patch.object(native, "run", named), profile(activities=[ProfilerActivity.CPU]) as found:
             step()
     finally:
         torch.set_num_threads(threads)
@@ -51,13 +58,12 @@ def writing_profile(write: Callable[[], Any]) -> dict[str, float]:
         return wrapper
 
     module = importlib.import_module("nlm_core.generate")  # the package's `generate` is the function
-    with mock.patch.object(module, "choose", clocked(module.choose, "choosing")):
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(mock.patch.object(module, "choose", clocked(module.choose, "choosing")))
         for decoder in (NativeDecoder, TorchDecoder):
             for method in ("__init__", "begin", "step"):
-                mock.patch.object(decoder, method, clocked(getattr(decoder, method), "reading")).start()
-        try:
-            total = seconds(write)
-        finally:
-            mock.patch.stopall()
+                clock = clocked(getattr(decoder, method), "reading")
+                patches.enter_context(mock.patch.object(decoder, method, clock))
+        total = seconds(write)
     shares = {kind: time / total for kind, time in spent.items()}
     return shares | {"all else": 1 - sum(shares.values())}

@@ -1,4 +1,4 @@
-"""How much of what the processor's matrix products can do a training step reaches."""
+"""How much of what the processor's matrix products can do a piece of work reaches."""
 
 from typing import Any
 
@@ -35,6 +35,19 @@ def step_flops_per_token(config: ModelConfig, T: int) -> float:
     return 6 * weights + 6 * config.n_layers * config.d_model * (T + 1)
 
 
+def sweep_flops(config: ModelConfig, T: int) -> float:
+    """Floating-point operations that ablating one head needs for each token, in a sweep over all heads.
+
+    A block costs 24 C^2 for its weights and 2 C (T + 1) for attention, forward only. An ablated head of layer l needs
+    the MLP of that layer (16 C^2), the L - 1 - l blocks behind it, the output (2 V C), and its own contribution
+    (2 D C). The clean pass is shared by all L H heads.
+    """
+    C, L, H = config.d_model, config.n_layers, config.n_heads
+    block, output = 24 * C**2 + 2 * C * (T + 1), 2 * config.vocab_size * C
+    alone = 16 * C**2 + (L - 1) / 2 * block + output + 2 * config.head_size * C
+    return alone + (L * block + output) / (L * H)
+
+
 def gemm_flops_per_second(config: ModelConfig, tokens: int, dtype: torch.dtype, trials: int) -> float:
     """What `torch.mm` reaches on all the products of the weight matrices in a step of so many tokens, together."""
     flops = total = 0.0
@@ -52,25 +65,26 @@ def fastest_product(a: Tensor, b: Tensor, trials: int) -> float:
     return min(seconds(lambda: torch.mm(a, b, out=out)) for _ in range(3 * trials))
 
 
-def training_roofline(
-    config: ModelConfig, batch_size: int, precision: str, tokens_per_second: float, trials: int
+def roofline(
+    config: ModelConfig, tokens: int, flops: float, precision: str, per_second: float, trials: int
 ) -> dict[str, Any]:
-    """Measure the roofline of a training step's matrix products, and the share that the step reaches.
+    """Measure the roofline of the model's matrix products, and the share of it that a piece of work reaches.
 
     Args:
         config: of the model.
-        batch_size: windows of a step; the products have all its tokens as rows, however the step divides them.
-        precision: of the step.
-        tokens_per_second: of the step.
-        trials: the more, the likelier an undisturbed one.
+        tokens: rows of the products, however the work divides them.
+        flops: that a unit of the work needs.
+        precision: of the work.
+        per_second: units.
+        trials: how often each product is measured, in threes; the fastest counts.
     """
-    T = config.context_length
     dtypes = [torch.float32] + [torch.bfloat16] * fast_bfloat16(torch.device("cpu"))
-    rates = {str(d).removeprefix("torch."): gemm_flops_per_second(config, batch_size * T, d, trials) for d in dtypes}
-    flops = step_flops_per_token(config, T)
+    rates = {str(d).removeprefix("torch."): gemm_flops_per_second(config, tokens, d, trials) for d in dtypes}
+    rate = rates.get(precision, rates["float32"])
     return {
         "gemm_gflops_per_second": {precision: rate / 1e9 for precision, rate in rates.items()},
-        "step_megaflops_per_token": flops / 1e6,
-        "step_gflops_per_second": tokens_per_second * flops / 1e9,
-        "share": tokens_per_second * flops / rates.get(precision, rates["float32"]),
+        "megaflops": flops / 1e6,
+        "gflops_per_second": per_second * flops / 1e9,
+        "share": per_second * flops / rate,
+        "share_per_unit_a_second": flops / rate,
     }

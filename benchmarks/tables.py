@@ -41,13 +41,8 @@ def comparisons(rows: Sequence[dict[str, Any]]) -> str:
     notes += [f"{row['row']}: {described(row['ours'])} beside {described(row['peer'])}" for row in rows]
     for row in rows:
         if "roofline" in row:
-            found = row["roofline"]
-            speeds = ", ".join(f"{rate:,.0f} in {kind}" for kind, rate in found["gemm_gflops_per_second"].items())
-            notes.append(
-                f"{row['row']}: {found['step_gflops_per_second']:,.0f} GFLOP/s, {found['share']:.0%} of the matrix "
-                f"products' roofline ({speeds})"
-            )
-        if "profile" in row:
+            notes.append(roofline(row))
+        elif "profile" in row:
             shares = sorted(row["profile"].items(), key=lambda item: -item[1])
             notes.append(f"{row['row']}: our time is {', '.join(f'{kind} {share:.0%}' for kind, share in shares)}")
         if "peer_most_frugal" in row:
@@ -73,7 +68,24 @@ def markdown(results: dict[str, Any]) -> str:
                 f"| {row['unit']} | {row['ratio']['median']:.2f} ({low:.2f} to {high:.2f}) "
                 f"| {sign} {row['goal']:g}: {'missed' if row['verdict'] == 'missed' else 'met'} |"
             )
+    machine, versions = results["environment"]["machine"], results["environment"]["versions"]
+    packages = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    lines += ["", f"On {machine['processor']}, {machine['cores']} cores, with {packages}."]
+    lines += [f"\n{roofline(row)}" for row in results["rows"].values() if "roofline" in row]
     return "\n".join(lines)
+
+
+def roofline(row: dict[str, Any]) -> str:
+    """What share of the fastest matrix products we reach, what the goal would take, and where our time goes."""
+    found = row["roofline"]
+    goal = row["goal"] * row["peer"]["median"] * found["share_per_unit_a_second"]
+    shares = sorted(row["profile"].items(), key=lambda item: -item[1])
+    fastest = max(found["gemm_gflops_per_second"].values())
+    return (
+        f"{row['row'].capitalize()}: {found['gflops_per_second']:,.0f} GFLOP/s, {found['share']:.0%} of what this "
+        f"machine does in matrix products alone ({fastest:,.0f} GFLOP/s). The goal would take {goal:.0%}. "
+        f"Our time goes into {', '.join(f'{kind} ({share:.0%})' for kind, share in shares)}."
+    )
 
 
 def described(side: dict[str, Any]) -> str:

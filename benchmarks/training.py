@@ -18,13 +18,13 @@ from benchmarks.measure import Candidate, Goal, Side, alternate, best_of, requir
 from benchmarks.memory import peak_in_fresh_process
 from benchmarks.peers import ATTENTION, compiled, gpt2_names, gpt2_of, is_transposed
 from benchmarks.profiles import step_profile
-from benchmarks.roofline import training_roofline
+from benchmarks.roofline import roofline, step_flops_per_token
 from nlm_core.batches import Windows
 from nlm_core.config import TrainConfig
 from nlm_core.hardware import autocast, pick_precision
 from nlm_core.model import NLM
 from nlm_core.optim import make_optimizers
-from nlm_core.step import add_gradients, update
+from nlm_core.step import accumulate_gradients, update
 
 SPEED, MEMORY = "training step", "peak memory of a training step"
 GOALS = {SPEED: Goal(2, 3), MEMORY: Goal(0.7, 0.5, smaller=True)}
@@ -87,7 +87,7 @@ class OurTraining:
         """Do a step and return the batch's loss in nats per token."""
         parts = self.batches(number).split(self.config.micro_batch_size)
         after_warmup = self.config.warmup_steps + number  # so the learning rate is the plateau's
-        loss = add_gradients(self.model, parts, self.config, after_warmup)
+        loss = accumulate_gradients(self.model, parts, self.config, after_warmup)
         update(self.model, self.optimizers, self.config, after_warmup, None, loss)
         return loss
 
@@ -230,8 +230,9 @@ def measure_speed(inputs: Inputs) -> dict[str, Any]:
         peer_tried=tried,
     )
     made["profile"] = step_profile(lambda: ours.step(inputs.rounds + 1))
-    made["roofline"] = training_roofline(
-        ours.model.config, inputs.batch_size, ours.config.precision, made["ours"]["median"], inputs.trials
+    tokens, flops = inputs.batch_size * context, step_flops_per_token(ours.model.config, context)
+    made["roofline"] = roofline(
+        ours.model.config, tokens, flops, ours.config.precision, made["ours"]["median"], inputs.trials
     )
     return made
 
@@ -244,9 +245,10 @@ def measure_memory(inputs: Inputs, ours: OurTraining, fastest: PeerSettings, agr
     """
     say(MEMORY)
     usual = {fastest, replace(fastest, compile=False)}
+    ours_in_parts = 0 if ours.config.micro_batch_size == inputs.batch_size else ours.config.micro_batch_size
     frugal = {
         replace(fastest, compile=False, micro_batch=parts, checkpointing=checkpointing)
-        for parts in (fastest.micro_batch, ours.config.micro_batch_size % inputs.batch_size, 1)
+        for parts in (fastest.micro_batch, ours_in_parts, 1)
         for checkpointing in (False, True)
     }
     found = {}

@@ -28,12 +28,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 from tqdm import tqdm
 
-from nlm_core.attention import causal_attention
 from nlm_core.config import ModelConfig
 from nlm_core.cross_entropy import token_nats
 from nlm_core.errors import UserError
@@ -80,7 +78,7 @@ def single_heads(config: ModelConfig) -> list[set[Head]]:
 def gather(block: Block, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B T H D"]:
     """z: what each head of a block gathers from the residual stream before it."""
     H = block.attn.n_heads
-    return causal_attention(block.attn.qkv(block.attn_norm(x)), H).unflatten(-1, (H, -1))
+    return block.attn.gather(block.attn_norm(x)).unflatten(-1, (H, -1))
 
 
 def contributions(block: Block, z: Float[Tensor, "B T H D"]) -> Float[Tensor, "H B T C"]:
@@ -141,7 +139,7 @@ def ablate(
         losses = ablate(model, tokens.ids, single_heads(model.config), "mean", tokens.stories)
 
     Args:
-        model: in training or evaluation mode; dropout has no part in this.
+        model: in training or evaluation mode; dropout is off while this runs.
         ids: the stream.
         ablations: A sets of heads, of any size and over any layers.
         mode: "zero", "mean" (over all of `ids`) or "resample".
@@ -178,6 +176,8 @@ def ablate(
     drawn = donors(stories, config.context_length, seed) if mode == "resample" else None
     count = int(groups[1:].max()) + 1
     clean, ablated = np.zeros(count), np.zeros((len(ablations), count))
+    was_training = model.training
+    model.eval()
     replacement = _replacement(model, batches, mode, drawn, precision, progress)
 
     def score(number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -204,6 +204,7 @@ def ablate(
         clean += more_clean
         ablated += more
     ablated[[not heads for heads in ablations]] = clean  # these never branched off
+    model.train(was_training)
     return Losses(clean, ablated.T, sums_by(groups[1:], np.ones(len(ids) - 1), count))
 
 
@@ -235,12 +236,12 @@ def _clean(
     model: NLM, ids: Int[Tensor, "B T"]
 ) -> tuple[list[Float[Tensor, "B T C"]], list[Float[Tensor, "B T H D"]], Float[Tensor, "B T C"]]:
     """Run the clean model; return for each layer the residual stream after its attention and z, and the last stream."""
-    x = F.embedding(ids, model.token_emb) + model.pos_emb[: ids.shape[1]]
+    x = model.embed(ids)
     middles, zs = [], []
     for block in model.blocks:
         zs.append(gather(block, x))
         middles.append(x + block.attn.out(zs[-1].flatten(2)))
-        x = middles[-1] + block.mlp(block.mlp_norm(middles[-1]))
+        x = block.add_mlp(middles[-1])
     return middles, zs, x
 
 
@@ -257,14 +258,14 @@ def _run_on(
                 z = torch.where(mask[:, later, None, None, :, None].to(x.device), rs[later], z)
             x = x + block.attn.out(z.flatten(0, 1).flatten(2))
         if later >= layer:
-            x = x + block.mlp(block.mlp_norm(x))
+            x = block.add_mlp(x)
     return x.unflatten(0, (K, B))
 
 
 def _replacement(
     model: NLM, batches: list[Tensor], mode: str, drawn: np.ndarray | None, precision: str, progress: bool
 ) -> Callable[[int], Sequence[Float[Tensor, "_ _ _ _"]]]:
-    """What gives for a batch of windows the r of every layer, in full length and in a shape that broadcasts to z's."""
+    """Return a function: from the number of a batch to each layer's r, of full context length, broadcastable to z."""
     device, config = model.token_emb.device, model.config
     if mode == "zero":
         nothing = [model.token_emb.new_zeros(1, 1, 1, 1)] * config.n_layers

@@ -54,6 +54,8 @@ def causal_attention(qkv: Float[Tensor, "B T three_C"], n_heads: int) -> Float[T
         qkv: for each position the queries of all heads, then the keys, then the values.
         n_heads: H.
     """
+    if qkv.shape[-1] % (3 * n_heads):
+        raise ValueError(f"{qkv.shape[-1]} numbers are not queries, keys and values of {n_heads} heads")
     if native.usable(qkv):
         return _NativeAttention.apply(qkv, n_heads)
     B, T, _ = qkv.shape
@@ -72,21 +74,16 @@ class _NativeAttention(torch.autograd.Function):
     def forward(ctx, qkv: Tensor, n_heads: int) -> Tensor:
         qkv = qkv.contiguous()
         B, T, C = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-        y, log_sums = qkv.new_empty(B, T, C), torch.empty(B, n_heads, T)
-        sizes = (B, T, n_heads, C // n_heads)
-        native.library().attention_forward(*sizes, qkv.data_ptr(), y.data_ptr(), log_sums.data_ptr(), native.half(qkv))
-        ctx.save_for_backward(qkv, y, log_sums)
-        ctx.sizes = sizes
+        y, (top, log_sum) = qkv.new_empty(B, T, C), qkv.new_empty(2, B, n_heads, T, dtype=torch.float32)
+        ctx.sizes = (B, T, n_heads, C // n_heads)
+        native.run("attention_forward", *ctx.sizes, qkv, y, top, log_sum, native.is_bf16(qkv))
+        ctx.save_for_backward(qkv, y, top, log_sum)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy: Tensor) -> tuple[Tensor, None]:
-        qkv, y, log_sums = ctx.saved_tensors
-        dy, dqkv = dy.contiguous(), torch.empty_like(qkv)
-        native.library().attention_backward(
-            *ctx.sizes,
-            *(x.data_ptr() for x in (qkv, y, dy, log_sums, dqkv)),
-            native.half(qkv),
-        )
+        qkv, y, top, log_sum = ctx.saved_tensors
+        dqkv = torch.empty_like(qkv)
+        native.run("attention_backward", *ctx.sizes, qkv, y, dy.contiguous(), top, log_sum, dqkv, native.is_bf16(qkv))
         return dqkv, None

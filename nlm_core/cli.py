@@ -125,9 +125,10 @@ def train(
             trainer = new_run(preset or "nlm", data, out, overrides, budget, say, team)
         if trainer.device.type == "cpu" and native.library() is None:
             say("there are no compiled kernels here, so this is slower than it could be; NLM_NATIVE=1 says why")
+        processes = f"{team.world_size} processes, " if team.world_size > 1 else ""
         say(
             f"{sum(p.numel() for p in trainer.model.parameters()):,} parameters, {trainer.config.precision} on "
-            f"{trainer.device}, {f'{team.size} processes, ' * (team.size > 1)}into {shown(trainer.folder.path)}"
+            f"{trainer.device}, {processes}into {shown(trainer.folder.path)}"
         )
         last = trainer.run()
         if trainer.stop_signal is not None:

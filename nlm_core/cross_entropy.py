@@ -46,8 +46,9 @@ class _MeanNats(torch.autograd.Function):
     def forward(ctx, x: Tensor, table: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
             low = table.to(dtype)
-            dx, dtable = torch.empty_like(x), torch.zeros_like(table)
-            nats = x.new_zeros(())
+            dx = torch.empty_like(x)
+            dtable = torch.zeros_like(table, dtype=torch.promote_types(table.dtype, torch.float32))
+            nats = dtable.new_zeros(())
             for first in range(0, len(x), CHUNK):
                 here = slice(first, first + CHUNK)
                 part = x[here].to(dtype)
@@ -58,7 +59,7 @@ class _MeanNats(torch.autograd.Function):
                     dtable.addmm_(slopes.T, part)
                 else:
                     dtable += slopes.T @ part
-        ctx.save_for_backward(dx, dtable)
+        ctx.save_for_backward(dx, dtable.to(table.dtype))
         ctx.rows = len(x)
         return nats / len(x)
 
@@ -71,12 +72,14 @@ class _MeanNats(torch.autograd.Function):
 
 def _nats(logits: Float[Tensor, "n V"], targets: Int[Tensor, " n"], gradient: bool) -> Float[Tensor, " n"]:
     """Each row's loss; with `gradient` the logits become its gradient."""
+    if targets.shape != logits.shape[:1]:
+        raise ValueError(f"{len(targets)} targets can't belong to {len(logits)} rows")
+    targets = targets.long().contiguous()
     if native.usable(logits):
         if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[1]:
             raise IndexError("a target is outside of the vocabulary")
-        nats = torch.empty(len(logits))
-        pointers = (x.data_ptr() for x in (logits, targets.contiguous(), nats))
-        native.library().cross_entropy(*logits.shape, *pointers, int(gradient), native.half(logits))
+        nats = logits.new_empty(len(logits), dtype=torch.float32)
+        native.run("cross_entropy", *logits.shape, logits, targets, nats, int(gradient), native.is_bf16(logits))
         return nats
     log_probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
     nats = -log_probabilities.gather(1, targets[:, None])[:, 0]

@@ -9,18 +9,20 @@ Shapes: B texts, K of them that go on, T new tokens of each, V vocabulary, S the
 """
 
 import ctypes
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from nlm_core import native
-from nlm_core.dropout import Dropout
+from nlm_core.config import ModelConfig
 from nlm_core.errors import UserError
-from nlm_core.model import MLP, NLM, Attention, Block, KVCache
+from nlm_core.model import NLM, KVCache
 
-KNOWN = {NLM, Block, Attention, MLP, Dropout, nn.LayerNorm, nn.Linear, nn.ModuleList}
+CPU = torch.device("cpu")  # by name, since PyTorch's default device can be another
 
 
 def decoder_for(model: NLM, longest: int) -> "TorchDecoder | NativeDecoder":
@@ -34,14 +36,36 @@ def decoder_for(model: NLM, longest: int) -> "TorchDecoder | NativeDecoder":
 
 
 def _is_plain(model: NLM) -> bool:
-    """Whether the kernel knows all that the model does: no part is replaced, and nothing is hooked to one."""
+    """Whether the kernel knows all that the model does: float32, of the usual shapes, nothing replaced or hooked."""
     weights = [*model.parameters(), *model.buffers()]
     if not all(native.usable(weight) and weight.dtype == torch.float32 for weight in weights):
         return False
-    parts = list(model.modules())
-    return {type(part) for part in parts} <= KNOWN and not any(
-        part._forward_hooks or part._forward_pre_hooks for part in parts
+    usual = _usual(model.config)
+    return (
+        _structure(model) == _structure(usual)
+        and [weight.shape for weight in weights] == [weight.shape for weight in (*usual.parameters(), *usual.buffers())]
+        and all(block.attn.n_heads == model.config.n_heads for block in model.blocks)
+        and not nn.modules.module._has_any_global_hook()
+        and not any(
+            part._forward_hooks or part._forward_pre_hooks or any(map(callable, _own_attributes(part)))
+            for part in model.modules()
+        )
     )
+
+
+@functools.cache
+def _usual(config: ModelConfig) -> NLM:
+    with torch.device("meta"):  # shapes without memory
+        return NLM(config)
+
+
+def _structure(model: NLM) -> list[tuple[str, type, float | None]]:
+    return [(name, type(part), getattr(part, "eps", None)) for name, part in model.named_modules()]
+
+
+def _own_attributes(part: nn.Module) -> list[Any]:
+    """What was put on this very object; a method that was replaced, for one."""
+    return [value for name, value in vars(part).items() if not name.startswith("_")]
 
 
 class TorchDecoder:
@@ -80,10 +104,9 @@ class NativeDecoder:
     """The kernel. It takes the weights as they are when the decoder is made, and arranges them as it wants them."""
 
     def __init__(self, model: NLM, longest: int):
-        self.kernels = native.library()
         self.columns = self._constant("decode_columns")
-        self.longest = longest
-        self.room = self._padded(longest)  # S
+        self.longest = min(longest, model.config.context_length)
+        self.room = self._padded(self.longest)  # S
         self.config = model.config
         self.f16 = self._constant("decode_f16")  # whether the kernel can read float16
         if not self._pack(model) and self.f16:
@@ -91,52 +114,55 @@ class NativeDecoder:
             self._pack(model)
 
     def _constant(self, name: str) -> int:
-        return ctypes.c_int.in_dll(self.kernels, name).value
+        return ctypes.c_int.in_dll(native.library(), name).value
 
     def _padded(self, size: int) -> int:
         return -(-size // self.columns) * self.columns
 
     def _pack(self, model: NLM) -> bool:
-        """Make the table of weights, the kernel's struct `Weights`; returns whether all are what they were."""
-        matrices = [(model.token_emb, None)]
-        vectors = [model.token_emb, model.pos_emb, model.final_norm.weight, model.final_norm.bias]
+        """Make the kernel's struct `Weights`, member by member; returns whether all weights are what they were."""
+        self.kept: list[Tensor] = []  # the memory that the struct points to
+        inexact = torch.zeros((), dtype=torch.int32, device=CPU)
+
+        def vector(weight: Tensor) -> int:
+            self.kept.append(weight.detach().contiguous())
+            return self.kept[-1].data_ptr()
+
+        def norm(part: nn.LayerNorm) -> list[int]:
+            return [vector(part.weight), vector(part.bias)]
+
+        def matrix(weight: Tensor, bias: Tensor | None = None) -> int:
+            size = self._padded(len(weight)) * (weight.shape[1] + 1)
+            packed = torch.empty(size, dtype=torch.float16 if self.f16 else torch.float32, device=CPU)
+            weight, bias = weight.detach().contiguous(), None if bias is None else bias.detach().contiguous()
+            native.run("decode_pack", *weight.shape, weight, bias, packed, self.f16, inexact)
+            self.kept.append(packed)
+            return packed.data_ptr()
+
+        def linear(part: nn.Linear) -> int:
+            return matrix(part.weight, part.bias)
+
+        table = [vector(model.token_emb), vector(model.pos_emb), *norm(model.final_norm), matrix(model.token_emb)]
         for block in model.blocks:
-            matrices += [(m.weight, m.bias) for m in (block.attn.qkv, block.attn.out, block.mlp.up, block.mlp.down)]
-            vectors += [p for norm in (block.attn_norm, block.mlp_norm) for p in (norm.weight, norm.bias)]
-        self.vectors = [vector.detach().contiguous() for vector in vectors]  # which also keeps their memory
-        sizes = [self._padded(len(weight)) * (weight.shape[1] + 1) for weight, _ in matrices]
-        packed = torch.empty(sum(sizes), dtype=torch.float16 if self.f16 else torch.float32)
-        self.packed = packed.split(sizes)
-        inexact = ctypes.c_int(0)
-        for (weight, bias), packed in zip(matrices, self.packed, strict=True):
-            weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
-            self.kernels.decode_pack(
-                *weight.shape,
-                weight.data_ptr(),
-                None if bias is None else bias.data_ptr(),
-                packed.data_ptr(),
-                self.f16,
-                ctypes.addressof(inexact),
-            )
-        v, m = iter(self.vectors), iter(self.packed)
-        table = [next(v), next(v), next(v), next(v), next(m)]  # token_emb, pos_emb, final_norm, the output
-        for _ in model.blocks:  # attn_norm, qkv, out, mlp_norm, up, down
-            table += [next(v), next(v), next(m), next(m), next(v), next(v), next(m), next(m)]
-        self.table = torch.tensor([part.data_ptr() for part in table])
-        return not inexact.value
+            table += [*norm(block.attn_norm), linear(block.attn.qkv), linear(block.attn.out)]
+            table += [*norm(block.mlp_norm), linear(block.mlp.up), linear(block.mlp.down)]
+        self.table = torch.tensor(table, device=CPU)
+        return not inexact
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> Float[Tensor, "B V"]:
         """As `TorchDecoder.begin`; reads one prompt after the other, so that none needs padding."""
         config, sliver = self.config, self.columns // 2
         head = self.room * (config.head_size + -(-config.head_size // sliver) * sliver)  # keys, values
         self.batch = len(prompts)
-        self.cache = torch.empty(config.n_layers * self.batch * config.n_heads * head, dtype=torch.float32)
-        self.rows = torch.arange(self.batch)
-        self.lengths = torch.zeros(self.batch, dtype=torch.long)
+        size = config.n_layers * self.batch * config.n_heads * head
+        self.cache = torch.empty(size, dtype=torch.float32, device=CPU)
+        self.rows = torch.arange(self.batch, device=CPU)
+        self.lengths = torch.zeros(self.batch, dtype=torch.long, device=CPU)
         logits = []
         for row, prompt in enumerate(prompts):
             one = slice(row, row + 1)
-            logits.append(self._read(self.rows[one], self.lengths[one], torch.tensor([prompt])))
+            tokens = torch.tensor([prompt], dtype=torch.long, device=CPU)
+            logits.append(self._read(self.rows[one], self.lengths[one], tokens))
         return torch.cat(logits)
 
     def step(self, kept: list[int], tokens: Int[Tensor, " K"]) -> Float[Tensor, "K V"]:
@@ -151,9 +177,14 @@ class NativeDecoder:
         """Read new tokens of the texts in these rows of the cache, and count them in `lengths`."""
         if int(lengths.max()) + tokens.shape[1] > self.longest:
             raise UserError(f"a text is longer than the {self.longest} tokens that this decoder was made for")
-        config, tokens = self.config, tokens.contiguous()
-        logits = torch.empty(len(rows), self._padded(config.vocab_size), dtype=torch.float32)
-        self.kernels.decode(
+        if not tokens.numel():
+            raise UserError("a text needs at least one token")
+        config, tokens = self.config, tokens.long().contiguous()
+        if not 0 <= int(tokens.min()) <= int(tokens.max()) < config.vocab_size:
+            raise UserError(f"a token id is outside the vocabulary of {config.vocab_size:,}")
+        logits = torch.empty(len(rows), self._padded(config.vocab_size), dtype=torch.float32, device=CPU)
+        native.run(
+            "decode",
             config.n_layers,
             config.d_model,
             config.n_heads,
@@ -161,13 +192,13 @@ class NativeDecoder:
             self.room,
             self.batch,
             self.f16,
-            self.table.data_ptr(),
-            self.cache.data_ptr(),
+            self.table,
+            self.cache,
             *tokens.shape,
-            rows.data_ptr(),
-            lengths.data_ptr(),
-            tokens.data_ptr(),
-            logits.data_ptr(),
+            rows,
+            lengths,
+            tokens,
+            logits,
         )
         lengths += tokens.shape[1]
         return logits[:, : config.vocab_size]

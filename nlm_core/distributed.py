@@ -9,10 +9,8 @@ import contextlib
 import datetime
 import hashlib
 import os
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -25,7 +23,7 @@ from nlm_core.optim import restore_state, state_arrays
 
 Result = TypeVar("Result")
 
-# So long do the others wait while the first evaluates or writes. A process that ends is noticed at once.
+# How long the others wait while the first evaluates or writes. A process that ends is noticed at once.
 PATIENCE = datetime.timedelta(days=1)
 
 
@@ -41,18 +39,16 @@ class Team:
     """The processes that train together. A team of one waits for nobody and sends nothing.
 
     Every process calls the same methods in the same order; where one stays away, the others wait. So the work that is
-    given to `attempt` and `decide` must not call them itself.
+    given to `attempt` and `broadcast` must not call them itself.
 
     Attributes:
-        rank, size: which process this is, of how many.
+        rank, world_size: which process this is, of how many.
         first: whether it is the one that speaks and writes.
-        stop_signal: the signal that asked for a stop, if one did.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1):
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int = 0, world_size: int = 1):
+        self.rank, self.world_size = rank, world_size
         self.first = rank == 0
-        self.stop_signal: int | None = None
         self._gradients: Any = None  # the group that adds gradients; None: the one that does the rest, too
 
     # ---- what is done together
@@ -63,7 +59,7 @@ class Team:
         Raises:
             UserError: in the first process; `SaidByTheFirst` in the others.
         """
-        if self.size == 1:
+        if self.world_size == 1:
             return work()
         result = error = None
         try:
@@ -74,26 +70,27 @@ class Team:
             self._leave(messages[0])
         return result
 
-    def decide(self, work: Callable[[], Result]) -> Result:
-        """Return what `work` returns in the first process, where alone it is called; its errors end all, as above."""
-        if self.size == 1:
+    def broadcast(self, work: Callable[[], Result]) -> Result:
+        """Call `work` in the first process only, and give its result to all; a UserError ends every process."""
+        if self.world_size == 1:
             return work()
         results = [self.attempt(lambda: work() if self.first else None)]
         with _together():
             dist.broadcast_object_list(results)
         return results[0]
 
-    def add_up(self, *numbers: float) -> list[float]:
-        """Add numbers over the processes, in float64."""
-        total = torch.tensor(numbers, dtype=torch.float64)
-        if self.size > 1:
-            with _together():
-                dist.all_reduce(total)
-        return total.tolist()
+    def any(self, here: bool) -> bool:
+        """Whether it is so in any process; all get the same answer."""
+        if self.world_size == 1:
+            return here
+        count = torch.tensor(int(here))
+        with _together():
+            dist.all_reduce(count)
+        return count.item() > 0
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Go on when every process has come here."""
-        if self.size > 1:
+        if self.world_size > 1:
             with _together():
                 dist.barrier()
 
@@ -105,7 +102,7 @@ class Team:
         Raises:
             UserError: this machine has fewer GPUs than processes, or PyTorch can't join devices of this kind.
         """
-        if self.size == 1:
+        if self.world_size == 1:
             return
 
         def check() -> None:
@@ -123,21 +120,25 @@ class Team:
 
     def require_work_for_all(self, batch_size: int, micro_batch_size: int) -> None:
         """Raise a UserError if some process would have no micro-batch to compute."""
-        if self.size > (parts := batch_size // micro_batch_size):
+        if self.world_size > (parts := batch_size // micro_batch_size):
             fitting = [size for size in range(1, batch_size + 1) if batch_size % size == 0]
-            largest = max((size for size in fitting if batch_size // size >= self.size), default=None)
+            largest = max((size for size in fitting if batch_size // size >= self.world_size), default=None)
             raise UserError(
-                f"{self.size} processes are too many for a batch_size of {batch_size} and a micro_batch_size of "
+                f"{self.world_size} processes are too many for a batch_size of {batch_size} and a micro_batch_size of "
                 f"{micro_batch_size}: start at most {parts}, or a new run with --set "
-                + (f"batch_size={self.size} or more" if largest is None else f"micro_batch_size={largest}")
+                + (f"batch_size={self.world_size} or more" if largest is None else f"micro_batch_size={largest}")
             )
 
     def begin_alike(self, model: NLM, optimizers: list[torch.optim.Optimizer], step: int) -> int:
         """Give every process the first one's weights, optimizers' state and step; return the step."""
-        if self.size == 1:
+        if self.world_size == 1:
             return step
-        params = {name: value.cpu().numpy() for name, value in model.state_dict().items()}
-        step, params, state = self.decide(lambda: (step, params, state_arrays(model, optimizers)))
+
+        def mine() -> tuple[int, dict, dict]:
+            params = {name: value.cpu().numpy() for name, value in model.state_dict().items()}
+            return step, params, state_arrays(model, optimizers)
+
+        step, params, state = self.broadcast(mine)
         if not self.first:
             model.load_state_dict({name: torch.from_numpy(value) for name, value in params.items()})
             restore_state(model, optimizers, state)
@@ -145,14 +146,14 @@ class Team:
 
     def share(self, count: int) -> range:
         """Return the numbers of the micro-batches that this process computes, of `count`."""
-        return range(self.rank, count, self.size)
+        return range(self.rank, count, self.world_size)
 
-    def add_gradients_up(self, model: NLM, loss: float) -> float:
+    def all_reduce_gradients(self, model: NLM, loss: float) -> float:
         """Add every process's gradients, and return the sum of their shares of the loss.
 
         All goes in one buffer, so the order of the sums is fixed: a repeated run has the same bits.
         """
-        if self.size == 1:
+        if self.world_size == 1:
             return loss
         gradients = [param.grad for param in model.parameters()]
         flat = torch.cat([*(gradient.flatten() for gradient in gradients), gradients[0].new_tensor([loss])])
@@ -164,7 +165,7 @@ class Team:
 
     def require_equal_weights(self, model: NLM) -> None:
         """Raise a UserError (as `attempt` does) unless the weights are the same, to the last bit, everywhere."""
-        if self.size == 1:
+        if self.world_size == 1:
             return
         digest = hashlib.sha256()
         for param in model.parameters():
@@ -176,37 +177,10 @@ class Team:
                 "stays. Are all processors of one kind, with the same versions of everything?"
             )
 
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Let Ctrl-C and SIGTERM ask for a stop (Python allows that in the main thread only)."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        handlers = {name: signal.signal(name, self._on_signal) for name in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for name, handler in handlers.items():
-                signal.signal(name, handler)
-
-    def stopping(self) -> bool:
-        """Whether any process was asked to stop; all get the same answer."""
-        asked = self.add_up(self.stop_signal is not None)[0] > 0
-        if asked and self.stop_signal is None:
-            self.stop_signal = signal.SIGTERM
-        return asked
-
     # ---- below the surface
 
-    def _on_signal(self, number: int, frame: Any) -> None:
-        # Asked twice: leave at once; the last checkpoint on disk stays. But a launcher passes on a signal that the
-        # processes may have had already, and ends those that take too long itself.
-        if self.stop_signal is not None and self.size == 1:
-            raise KeyboardInterrupt
-        self.stop_signal = number
-
     def _gather(self, value: Any) -> list[Any]:
-        values = [None] * self.size
+        values = [None] * self.world_size
         with _together():
             dist.all_gather_object(values, value)
         return values

@@ -21,7 +21,7 @@ class _NativeGelu(torch.autograd.Function):
     def forward(ctx, x: Tensor) -> Tensor:
         x = x.contiguous()
         y = torch.empty_like(x)
-        native.library().gelu_forward(x.numel(), x.data_ptr(), y.data_ptr(), native.half(x))
+        native.run("gelu_forward", x.numel(), x, y, native.is_bf16(x))
         ctx.save_for_backward(x)
         return y
 
@@ -30,5 +30,5 @@ class _NativeGelu(torch.autograd.Function):
     def backward(ctx, dy: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         dy, dx = dy.contiguous(), torch.empty_like(x)
-        native.library().gelu_backward(x.numel(), x.data_ptr(), dy.data_ptr(), dx.data_ptr(), native.half(x))
+        native.run("gelu_backward", x.numel(), x, dy, dx, native.is_bf16(x))
         return dx

@@ -124,7 +124,7 @@ def _remembered(
 def _trainer(asked_for: Callable[[], dict[str, Any]], say: Callable[[str], None], team: Team) -> Trainer:
     """Make the trainer of what the first process was asked for, in each process."""
     run = team.attempt(lambda: asked_for() if team.first else {})
-    told = team.decide(lambda: _for_others(run))
+    told = team.broadcast(lambda: _for_others(run))
     return team.attempt(lambda: Trainer(**(run or _as_told(told)), say=say, team=team))
 
 

@@ -18,6 +18,7 @@ from nlm_core.dropout import Dropout
 from nlm_core.errors import UserError
 from nlm_core.gelu import gelu
 
+EPS = 1e-5  # of all norms
 INIT_STD = 0.02  # of GPT-2's token table and matrices
 
 
@@ -84,12 +85,15 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model)
         self.out = nn.Linear(config.d_model, config.d_model)
 
+    def gather(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
+        """What the heads take from a whole text, side by side."""
+        return causal_attention(self.qkv(x), self.n_heads)
+
     def forward(self, x: Float[Tensor, "B T C"], layer: int, cache: KVCache | None) -> Float[Tensor, "B T C"]:
-        B, T, C = x.shape
-        qkv = self.qkv(x)  # (B, T, 3 C)
         if cache is None:
-            return self.out(causal_attention(qkv, self.n_heads))
-        q, k, v = qkv.view(B, T, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+            return self.out(self.gather(x))
+        B, T, C = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
         y = attend(q, *cache.extend(layer, k, v), cache.bias)
         return self.out(y.transpose(1, 2).reshape(B, T, C))
 
@@ -111,14 +115,17 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, dropout: float):
         super().__init__()
-        self.attn_norm = nn.LayerNorm(config.d_model, eps=1e-5)
+        self.attn_norm = nn.LayerNorm(config.d_model, eps=EPS)
         self.attn = Attention(config)
-        self.mlp_norm = nn.LayerNorm(config.d_model, eps=1e-5)
+        self.mlp_norm = nn.LayerNorm(config.d_model, eps=EPS)
         self.mlp = MLP(config)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "B T C"], layer: int, cache: KVCache | None) -> Float[Tensor, "B T C"]:
-        x = x + self.dropout(self.attn(self.attn_norm(x), layer, cache))
+        return self.add_mlp(x + self.dropout(self.attn(self.attn_norm(x), layer, cache)))
+
+    def add_mlp(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
+        """The second branch."""
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
@@ -142,7 +149,7 @@ class NLM(nn.Module):
             self.register_buffer("pos_emb", torch.from_numpy(fixed.astype(np.float32)), persistent=False)
         self.dropout = Dropout(dropout)
         self.blocks = nn.ModuleList(Block(config, dropout) for _ in range(config.n_layers))
-        self.final_norm = nn.LayerNorm(config.d_model, eps=1e-5)
+        self.final_norm = nn.LayerNorm(config.d_model, eps=EPS)
         self.initialise()
 
     def initialise(self) -> None:
@@ -179,6 +186,13 @@ class NLM(nn.Module):
         """Return the logits of the next token at every position; for the arguments see `read`."""
         return self.unembed(self.read(ids, cache))
 
+    def embed(self, ids: Int[Tensor, "B T"], cache: KVCache | None = None) -> Float[Tensor, "B T C"]:
+        """Return the residual stream before the first block: what each token is, plus where it stands."""
+        # F.embedding, since the backward pass of token_emb[ids] adds in an order that changes from run to run.
+        tok_emb = F.embedding(ids, self.token_emb)  # (B, T, C)
+        pos_emb = self.pos_emb[: ids.shape[1]] if cache is None else F.embedding(cache.places, self.pos_emb)
+        return self.dropout(tok_emb + pos_emb)
+
     def unembed(self, x: Float[Tensor, "*B C"]) -> Float[Tensor, "*B V"]:
         """Turn what `read` returned into logits: the output is tied to the token table."""
         return x @ self.token_emb.T
@@ -200,14 +214,9 @@ class NLM(nn.Module):
                 f"{longest} tokens are more than this model's limit of {self.config.context_length} (context_length): "
                 "there is no vector for a later position; shorten the text, or feed it in windows"
             )
-        if cache is None:
-            pos_emb = self.pos_emb[:T]  # (T, C)
-        else:
+        if cache is not None:
             cache.begin(T)
-            pos_emb = F.embedding(cache.places, self.pos_emb)  # (B, T, C)
-        # F.embedding, since the backward pass of token_emb[ids] adds in an order that changes from run to run.
-        tok_emb = F.embedding(ids, self.token_emb)  # (B, T, C)
-        x = self.dropout(tok_emb + pos_emb)
+        x = self.embed(ids, cache)
         for layer, block in enumerate(self.blocks):
             x = block(x, layer, cache)
         return self.final_norm(x)

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from nlm_core.config import TrainConfig
@@ -15,22 +16,20 @@ from nlm_core.workers import on_threads
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
-def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Bring all singular values of each matrix near 1, keeping its singular vectors: U S V' becomes about U V'.
+def orthogonalise(matrix: Float[Tensor, "rows columns"], steps: int = 5) -> Float[Tensor, "rows columns"]:
+    """Bring all singular values of a matrix near 1, keeping its singular vectors: U S V' becomes about U V'.
 
     Newton-Schulz iteration in float32 (torch's own Muon uses bfloat16, which is slow where the processor has no
     instructions for it).
-
-    Args:
-        matrices: (N, rows, columns), all of one shape.
     """
     a, b, c = NEWTON_SCHULZ
-    x = matrices.mT if matrices.shape[-2] > matrices.shape[-1] else matrices
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    rows, columns = matrix.shape
+    x = matrix.T if rows > columns else matrix
+    x = x / x.norm().clamp(min=1e-7)
     for _ in range(steps):
-        gram = x @ x.mT
+        gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if matrices.shape[-2] > matrices.shape[-1] else x
+    return x.T if rows > columns else x
 
 
 class Muon(torch.optim.Optimizer):
@@ -57,7 +56,7 @@ class Muon(torch.optim.Optimizer):
             def move(param: Tensor, group: dict = group) -> None:
                 momentum = self.state[param]["momentum"]
                 momentum.lerp_(param.grad, 1 - group["momentum"])
-                update = orthogonalise(param.grad.lerp(momentum, group["momentum"])[None])[0]
+                update = orthogonalise(param.grad.lerp(momentum, group["momentum"]))
                 param.mul_(1 - group["lr"] * group["weight_decay"])
                 param.sub_(update, alpha=group["lr"] * 0.2 * math.sqrt(max(param.shape)))
 

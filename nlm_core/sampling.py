@@ -5,7 +5,6 @@ noise is a function of the text's seed and the token's position alone, so what i
 on whatever was drawn before.
 """
 
-import ctypes
 import math
 from dataclasses import dataclass
 
@@ -124,11 +123,10 @@ def choose(
 def _best_of_contenders(scores: Float[Tensor, "B V"], seeds: list[int], positions: list[int]) -> Int[Tensor, " B"]:
     """The same choice, for less: noise only for the tokens that a kernel can't rule out, a few of thousands."""
     (B, V), scores = scores.shape, scores.contiguous()
-    keys = [torch.tensor(key) for key in (seeds, positions)]
-    found = torch.empty(B, V, 3, dtype=torch.long)  # the kernel's `Contender`: a token, its score, its noise's bits
-    counts, most = torch.empty(B, dtype=torch.int32), ctypes.c_int()
-    pointers = [array.data_ptr() for array in (scores, *keys, found, counts)]
-    native.library().contenders(B, V, *pointers, ctypes.addressof(most))
-    tokens, scores, bits = found[:, : most.value].numpy().transpose(2, 0, 1)
+    keys = [torch.tensor(key, dtype=torch.long, device="cpu") for key in (seeds, positions)]
+    found = keys[0].new_empty(B, V, 3)  # the kernel's `Contender`: a token, its score, its noise's bits
+    counts, most = found.new_empty(B, dtype=torch.int32), found.new_empty((), dtype=torch.int32)
+    native.run("contenders", B, V, scores, *keys, found, counts, most)
+    tokens, scores, bits = found[:, : int(most)].numpy().transpose(2, 0, 1)
     best = (scores.view(np.float64) + _gumbel(bits.view(np.uint64))).argmax(axis=1)
     return torch.from_numpy(tokens[np.arange(B), best])

@@ -34,7 +34,7 @@ def loss_of(model: NLM, part: Int[Tensor, "b W"], precision: str) -> Float[Tenso
         return mean_nats(model.read(part[:, :-1]).flatten(0, 1), model.token_emb, part[:, 1:].flatten())
 
 
-def add_gradients(
+def accumulate_gradients(
     model: NLM,
     parts: Sequence[Int[Tensor, "b W"]],
     config: TrainConfig,
@@ -62,6 +62,7 @@ def add_gradients(
 
     numbers = list(range(len(parts)) if numbers is None else numbers)
     loss_sum = 0.0
+    # Compiled blocks stay in this thread: PyTorch does not promise that they can be called from several.
     # In the order of the numbers, whichever comes first: so the sums don't depend on the threads.
     for more, loss in map(gradients, numbers) if config.compile else on_threads(gradients, numbers, device):
         loss_sum += loss

@@ -9,6 +9,7 @@ It holds for several processes as well, if there are as many as before.
 import contextlib
 import dataclasses
 import math
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -27,11 +28,12 @@ from nlm_core.distributed import Team
 from nlm_core.errors import Diverged, UserError
 from nlm_core.files import shown
 from nlm_core.hardware import pick_device, pick_precision
+from nlm_core.interrupt import Interrupt
 from nlm_core.loss import bits_per_byte, stream_nats
 from nlm_core.model import NLM
 from nlm_core.optim import learning_rate, make_optimizers, restore_state, state_arrays
 from nlm_core.runfolder import RunFolder
-from nlm_core.step import add_gradients, update
+from nlm_core.step import accumulate_gradients, update
 
 MEASURED_STEPS = 50  # a budget in minutes is turned into steps after so many
 
@@ -66,6 +68,7 @@ class Trainer:
         team: Team | None = None,
     ):
         self.team = team or Team()
+        self.interrupt = Interrupt(twice_raises=self.team.world_size == 1)
         self.folder, self.corpus, self.say, self.progress = folder, corpus, say, progress and self.team.first
         self.device = pick_device(config.device)
         self.config = dataclasses.replace(config, precision=pick_precision(config.precision, self.device))
@@ -91,7 +94,7 @@ class Trainer:
     @property
     def stop_signal(self) -> int | None:
         """The signal that ended the run early, if one did."""
-        return self.team.stop_signal
+        return self.interrupt.signal
 
     # ---- the state that a checkpoint holds
 
@@ -134,9 +137,9 @@ class Trainer:
         """
         self.team.use(self.device)
         with contextlib.ExitStack() as held:
-            self.team.decide(lambda: self._open(held))
+            self.team.broadcast(lambda: self._open(held))
             self.step = self.team.begin_alike(self.model, self.optimizers, self.step)
-            with self.team.listening():
+            with self.interrupt.listening():
                 self._loop()
         return self.folder.step_folder(self.step)
 
@@ -164,7 +167,7 @@ class Trainer:
             train=self.config.to_dict(),
             budget={"unit": self.budget.unit, "amount": self.budget.amount, "steps": self.total},
             data=self.corpus.manifest,
-            here={"step": self.step, "device": self.device.type, "processes": self.team.size},
+            here={"step": self.step, "device": self.device.type, "processes": self.team.world_size},
             say=self.say,
         )
         self.folder.write_config(self.record)
@@ -188,11 +191,11 @@ class Trainer:
             while True:
                 if self.team.first and self.loss_count and self._report_is_due():
                     self._report(bar)
-                leave = self.team.stopping() or self.step == self.total
-                if (leave or self.step % self.config.save_every == 0) and self.team.decide(lambda: self.unsaved):
+                leave = self._stopping() or self.step == self.total
+                if (leave or self.step % self.config.save_every == 0) and self.team.broadcast(lambda: self.unsaved):
                     self._save()
                 if leave:
-                    self.team.wait()  # for the checkpoint: the launcher ends the rest when one process has ended
+                    self.team.barrier()  # for the checkpoint: the launcher ends the rest when one process has ended
                     return
                 self.loss_sum += self._train_step()
                 self.loss_count += 1
@@ -206,6 +209,13 @@ class Trainer:
                         speed_from = (self.step, self.elapsed)
                     self._fix_total(first_step, speed_from)
                     bar.total = self.total
+
+    def _stopping(self) -> bool:
+        """Whether any process was asked to stop."""
+        asked = self.team.any(self.interrupt.signal is not None)
+        if asked and self.interrupt.signal is None:
+            self.interrupt.signal = signal.SIGTERM
+        return asked
 
     def _tick(self) -> None:
         self.elapsed = time.monotonic() - self._started
@@ -250,8 +260,8 @@ class Trainer:
         """One update of the weights; returns the mean loss of the batch in nats per token."""
         batch = torch.from_numpy(self.windows.batch(self.step, self.config.batch_size))  # (B, T + 1)
         parts = batch.split(self.config.micro_batch_size)
-        loss = add_gradients(self.model, parts, self.config, self.step, self.team.share(len(parts)))
-        loss = self.team.add_gradients_up(self.model, loss)
+        loss = accumulate_gradients(self.model, parts, self.config, self.step, self.team.share(len(parts)))
+        loss = self.team.all_reduce_gradients(self.model, loss)
         try:
             update(self.model, self.optimizers, self.config, self.step, self.total, loss)
         except Diverged as error:
@@ -268,12 +278,12 @@ class Trainer:
         seconds = self.budget.amount * 60
         enough = self.step - first_step >= MEASURED_STEPS or self.elapsed >= seconds / 10
         known = speed_from is not None and self.step > speed_from[0] and enough
-        if not self.team.decide(lambda: known):
+        if not self.team.broadcast(lambda: known):
             return
         # From here on the learning rate may depend on the run's length, so a resumed run must never begin before here.
         self._save()
         per_step = (self.elapsed - speed_from[1]) / (self.step - speed_from[0])
-        self.total = self.team.decide(lambda: self.step + max(0, round((seconds - self.elapsed) / per_step)))
+        self.total = self.team.broadcast(lambda: self.step + max(0, round((seconds - self.elapsed) / per_step)))
         if self.team.first:
             self.record["budget"]["steps"] = self.total
             self.folder.write_config(self.record)

@@ -9,8 +9,9 @@ Results come out in the order of the items, so what is made of them does not dep
 
 import contextlib
 import functools
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import torch
@@ -44,9 +45,17 @@ def on_threads(work: Callable[[Item], Result], items: Sequence[Item], device: to
 
     each = threads // workers
     torch.set_num_threads(each)  # also MKL's, which is one number for all
+    pool = _pool(workers, each)
+    running: deque[Future] = deque()  # few at a time: a result can be as large as the model
     try:
-        yield from _pool(workers, each).map(alone, items)
+        for item in items:
+            running.append(pool.submit(alone, item))
+            if len(running) > workers:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
     finally:
+        wait(running)
         torch.set_num_threads(threads)
 
 

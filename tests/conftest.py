@@ -13,6 +13,7 @@ import torch
 from hypothesis import settings
 
 from benchmarks.inputs import Inputs
+from nlm_core import native
 from nlm_core.config import ModelConfig
 from nlm_core.data import Corpus, add, prepare
 from nlm_core.model import NLM
@@ -83,3 +84,13 @@ def peers_offline(monkeypatch: pytest.MonkeyPatch) -> None:
 def quick() -> Inputs:
     """The benchmarks on a tiny model."""
     return Inputs.quick()
+
+
+@pytest.fixture(params=["kernels", "plain"])
+def form(request, monkeypatch):
+    """Once with the compiled kernels, once without."""
+    if request.param == "plain":
+        monkeypatch.setattr(native, "usable", lambda x: False)
+    else:
+        assert native.library() is not None
+    return request.param

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nlm_core.ablate import Losses, ablate, contributions, donors, gather, single_heads
 from nlm_core.config import ModelConfig
+from nlm_core.dropout import Dropout
 from nlm_core.errors import UserError
 from nlm_core.loss import stream_nats
 from nlm_core.model import NLM
@@ -259,9 +260,10 @@ def test_float32_and_bfloat16_are_close(model):
 def test_dropout_has_no_part_and_the_mode_is_kept(model):
     expected = ablate(model, IDS, SETS)
     for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
+        if isinstance(module, Dropout):
             module.p = 0.5
     model.train()
+    assert (model(torch.zeros(1, 4, dtype=torch.long)) != model(torch.zeros(1, 4, dtype=torch.long))).any()
     np.testing.assert_array_equal(ablate(model, IDS, SETS).ablated, expected.ablated)
     assert model.training
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nlm_core import native
 from nlm_core.attention import causal_attention
 
 SIZES = [(1, 1, 1, 1), (1, 7, 2, 4), (3, 100, 2, 20), (2, 129, 3, 48), (1, 257, 1, 64), (2, 512, 8, 32)]
@@ -31,11 +30,6 @@ def with_gradient(function, qkv, dy, *rest):
     return y.detach(), qkv.grad
 
 
-def test_the_kernels_are_there_where_a_compiler_is():
-    """Or most of this file would test nothing."""
-    assert native.library() is not None
-
-
 @pytest.mark.parametrize(("B", "T", "H", "D"), SIZES)
 def test_the_kernel_equals_the_equation_in_float32(B, T, H, D):
     qkv, dy = example(B, T, H, D)
@@ -60,7 +54,7 @@ def test_the_kernel_agrees_with_pytorch_where_scores_are_extreme():
     y, gradient = with_gradient(causal_attention, qkv, dy, 2)
     expected, expected_gradient = with_gradient(by_the_equation, qkv, dy, 2)
     torch.testing.assert_close(y, expected.float(), rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(gradient, expected_gradient.float(), rtol=1e-2, atol=2e-2)
+    torch.testing.assert_close(gradient, expected_gradient.float(), rtol=1e-2, atol=1e-2)
 
 
 def test_bfloat16_goes_through_the_kernel_and_comes_back():
@@ -103,6 +97,11 @@ def test_a_text_of_the_batch_does_not_depend_on_the_others_or_on_the_threads():
             torch.set_num_threads(1)
         for one, all_ in zip(alone, together, strict=True):
             torch.testing.assert_close(all_[3:4], one, rtol=0, atol=0)
+
+
+def test_a_width_that_heads_can_not_share_is_refused(form):
+    with pytest.raises(ValueError, match="30 numbers are not queries, keys and values of 3 heads"):
+        causal_attention(torch.zeros(1, 4, 30), 3)
 
 
 def test_inputs_that_are_not_contiguous():

@@ -28,6 +28,7 @@ def test_training(quick):
     assert [(entry["attention"], entry["precision"]) for entry in product] == kinds
     assert in_parts["micro_batch"] == made["ours"]["settings"]["micro_batch"] < quick.batch_size
     assert made["roofline"]["share"] > 0
+    assert "The goal would take" in tables_of(made)
     assert all(made["profile"][kind] > 0 for kind in ("matrix products", "attention", "GELU", "loss", "optimizer"))
     assert training.PeerSettings(**made["peer"]["settings"]).shown() == made["peer"]["settings"]
 
@@ -119,7 +120,7 @@ def test_fast_paths(quick):
     (made,) = fast_paths.measure(quick)
     assert json.loads(json.dumps(made)) == made
     assert made["row"] in tables_of(made)
-    assert len(made["paths"]) == 8
+    assert len(made["paths"]) == 9
     for path in made["paths"]:
         ours, plain = path["rounds"]["fast"], path["rounds"]["plain"]
         assert path["ratio"]["rounds"] == [b / a for a, b in zip(ours, plain, strict=True)]
@@ -136,7 +137,7 @@ def test_without_kernels_there_is_no_fast_path_to_measure(quick, monkeypatch):
 
 def test_a_fast_path_that_is_wrong_is_not_timed(quick):
     ones = torch.ones(3)
-    path = fast_paths.FastPath("twice", "once", lambda: [2 * ones], lambda: [ones])
+    path = fast_paths.FastPath("step", "twice", "once", lambda: [2 * ones], lambda: [ones])
     with pytest.raises(UserError, match=r"^the two ways of twice don't agree: .* nothing was timed$"):
         fast_paths.compare(path, quick)
 

@@ -1,23 +1,27 @@
 """Running the benchmarks: what is missing is named, results are merged and printed, the published ones are whole."""
 
+import importlib
 import json
 import os
 import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from bench_rows import assert_is_a_row
 from conftest import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import ablation, generation, memory, peers, run, scoring, training
+from benchmarks import ablation, fast_paths, generation, memory, peers, run, scoring, training
 from benchmarks.inputs import Inputs
 from benchmarks.machine import ALLOCATOR, describe, environment_of_children, physical_cores
 from benchmarks.measure import Goal, Side, row, spread
-from benchmarks.roofline import step_flops_per_token
+from benchmarks.roofline import step_flops_per_token, sweep_flops
 from benchmarks.tables import markdown, tables
+from nlm_core import native
+from nlm_core.ablate import ablate, single_heads
 from nlm_core.config import ModelConfig
 from nlm_core.errors import UserError
 from nlm_core.model import NLM
@@ -136,6 +140,17 @@ def test_the_flops_of_a_step_are_those_that_torch_counts():
     assert step_flops_per_token(ModelConfig(), 512) == pytest.approx(72.4e6, rel=1e-3)
 
 
+def test_the_flops_of_a_sweep_are_those_that_torch_counts(monkeypatch):
+    monkeypatch.setattr(native, "usable", lambda x: False)
+    config = ModelConfig(vocab_size=50, context_length=16, d_model=12, n_layers=3, n_heads=2)
+    with FlopCounterMode(display=False) as counter:
+        ablate(NLM(config), np.arange(17), single_heads(config))
+    # Without kernels attention computes the hidden half of the square as well, for each head in the layers behind it.
+    whole_square = 2 * 12 * (2 * 16 - (16 + 1)) * ((3 - 1) / 2 + 1 / 2)
+    picking = 2 * 2 * 12  # of the heads' contributions, by a product with zeros and ones
+    assert counter.get_total_flops() / 16 / 6 == pytest.approx(sweep_flops(config, 16) + whole_square + picking)
+
+
 # ---- what is published
 
 
@@ -153,6 +168,18 @@ def test_published_results_are_whole():
         assert found["ratio"] == spread(ratios)
         assert found["verdict"] == goal.verdict(found["ratio"]["median"])
     assert results["environment"]["allocator"] == ALLOCATOR
+
+
+def test_docstrings_say_what_was_measured():
+    """Of every fast path, in the module that holds it."""
+    if not run.RESULTS.exists():
+        pytest.skip("nothing is published yet")
+    rows = json.loads(run.RESULTS.read_text())["rows"]
+    said = [(path["module"], path["ratio"]["median"]) for path in rows[fast_paths.NAME]["paths"]]
+    said.append(("ablate", rows[ablation.NAME.format(96)]["ratio"]["median"]))
+    for module, ratio in said:
+        doc = " ".join(importlib.import_module(f"nlm_core.{module}").__doc__.split())
+        assert f"{ratio:.1f} times" in doc, f"{module}: {ratio:.1f} times"
 
 
 def test_the_readme_shows_what_was_measured():

@@ -57,11 +57,6 @@ def read_all(decoder, prompts, steps, ending=()):
     return found
 
 
-def test_the_kernel_is_there_where_a_compiler_is():
-    """Or most of this file would test nothing."""
-    assert native.library() is not None
-
-
 # ---- the same function as the model
 
 
@@ -214,15 +209,49 @@ class Louder(torch.nn.Linear):
         return 2 * super().forward(x)
 
 
-@torch.no_grad()
-def test_a_model_with_hooks_or_parts_of_another_kind_is_read_by_pytorch():
-    model = wild(**SHAPES[0])
-    hook = model.blocks[0].mlp.register_forward_hook(lambda module, given, out: 0 * out)
-    assert type(decoder_for(model, 9)) is TorchDecoder
-    hook.remove()
-    assert type(decoder_for(model, 9)) is NativeDecoder
+def hooked(model):
+    model.blocks[0].mlp.register_forward_hook(lambda module, given, out: 0 * out)
+
+
+def louder(model):
     model.blocks[1].attn.out = Louder(16, 16)
+
+
+def patched(model):
+    mlp = model.blocks[0].mlp
+    mlp.forward = lambda x: 0 * x
+
+
+def cut(model):
+    model.blocks = model.blocks[:1]
+
+
+def wider(model):
+    model.blocks[0].mlp.up, model.blocks[0].mlp.down = torch.nn.Linear(16, 32), torch.nn.Linear(32, 16)
+
+
+def normed_otherwise(model):
+    model.final_norm.eps = 0.1
+
+
+@pytest.mark.parametrize("change", [hooked, louder, patched, cut, wider, normed_otherwise])
+@torch.no_grad()
+def test_a_model_that_was_changed_is_read_by_pytorch(change):
+    model = wild(**SHAPES[0])
+    assert type(decoder_for(model, 9)) is NativeDecoder
+    before = decoder_for(model, 9).begin([[1, 2, 3]])
+    change(model)
     assert type(decoder_for(model, 9)) is TorchDecoder
+    assert not torch.allclose(decoder_for(model, 9).begin([[1, 2, 3]]), before)
+
+
+def test_what_would_be_read_from_beyond_a_table_is_refused():
+    model = wild(**SHAPES[0])
+    assert decoder_for(model, 1000).longest == model.config.context_length
+    decoder = decoder_for(model, 9)
+    for prompt, complaint in (([], "at least one token"), ([10**6], "outside the vocabulary"), ([-1], "outside")):
+        with pytest.raises(UserError, match=complaint):
+            decoder.begin([prompt])
 
 
 def test_without_kernels_pytorch_writes_the_same_text(tokenizer, monkeypatch):
@@ -280,8 +309,7 @@ def test_most_tokens_are_ruled_out():
     scores -= scores.amax(dim=-1, keepdim=True)
     found = torch.empty(40, 4096, 3, dtype=torch.long)
     counts, most = torch.empty(40, dtype=torch.int32), torch.empty(1, dtype=torch.int32)
-    arrays = (scores, torch.arange(40), torch.full((40,), 5), found, counts, most)
-    native.library().contenders(40, 4096, *(array.data_ptr() for array in arrays))
+    native.run("contenders", 40, 4096, scores, torch.arange(40), torch.full((40,), 5), found, counts, most)
     assert counts.min() >= 1
     assert counts.float().mean() < 20
     assert counts.max() == most

@@ -269,28 +269,15 @@ def test_too_many_processes_are_told_what_would_fit():
 
 def test_without_torchrun_or_alone_there_is_a_team_of_one(monkeypatch):
     with joined() as team:
-        assert (team.rank, team.size, team.first) == (0, 1, True)
+        assert (team.rank, team.world_size, team.first) == (0, 1, True)
     monkeypatch.setenv("WORLD_SIZE", "2")  # what another program left there is not torchrun's
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     with joined() as team:
-        assert team.size == 1
+        assert team.world_size == 1
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     with joined() as team:
-        assert team.size == 1
-
-
-def test_only_alone_a_second_signal_leaves_at_once():
-    """A launcher may pass on a signal that its processes have had already."""
-    for team in (Team(), Team(0, 2)):
-        with team.listening():
-            os.kill(os.getpid(), signal.SIGTERM)
-            if team.size == 1:
-                with pytest.raises(KeyboardInterrupt):
-                    os.kill(os.getpid(), signal.SIGTERM)
-            else:
-                os.kill(os.getpid(), signal.SIGTERM)
-        assert team.stop_signal == signal.SIGTERM
+        assert team.world_size == 1
 
 
 def test_the_others_leave_without_a_word():

@@ -1,14 +1,19 @@
 """The kernels are compiled when they are needed, once, and nothing breaks where they can't be."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import c_int, c_int64, c_void_p
 
 import pytest
 import torch
 
 from nlm_core import native
 from nlm_core.errors import UserError
+from nlm_core.gelu import gelu
 
 
 @pytest.fixture
@@ -16,23 +21,48 @@ def fresh(monkeypatch, tmp_path):
     """As in a process that has not asked for the kernels yet, with an empty cache."""
     monkeypatch.setenv("NLM_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("NLM_NATIVE", raising=False)
-    native.library.cache_clear()
+    native._library.cache_clear()
     yield tmp_path / "cache"
-    native.library.cache_clear()
+    native._library.cache_clear()
 
 
 def test_they_are_compiled_once_and_kept(fresh, monkeypatch):
     assert native.library() is not None
     (kept,) = fresh.iterdir()
     before = kept.stat().st_mtime_ns
-    native.library.cache_clear()
+    native._library.cache_clear()
     assert native.library() is not None
     assert [path.stat().st_mtime_ns for path in fresh.iterdir()] == [before]
 
 
+def test_threads_that_ask_at_once_compile_once(fresh, monkeypatch, tmp_path):
+    compiler, calls = tmp_path / "cc", tmp_path / "calls"
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {calls}\nexec {shutil.which("cc")} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: native.library(), range(4)))
+    assert found[0] is not None
+    assert all(library is found[0] for library in found)
+    assert ["-dM" in line for line in calls.read_text().splitlines()] == [True, False]
+
+
+C_TYPES = {"int": c_int, "int64_t": c_int64, "*": c_void_p}
+
+
+def test_the_signatures_are_those_of_the_c_files():
+    """A wrong one would be a crash or worse, not an error."""
+    defined = {}
+    for path in native.SOURCES:
+        for name, arguments in re.findall(r"^int (\w+)\(([^)]*)\)", path.read_text(), flags=re.MULTILINE):
+            kinds = [argument.split()[0] if "*" not in argument else "*" for argument in arguments.split(",")]
+            defined[name] = [C_TYPES[kind] for kind in kinds]
+    assert defined == native.FUNCTIONS
+
+
 def test_another_processor_gets_a_library_of_its_own(fresh, monkeypatch):
     first = native._build()
-    monkeypatch.setattr(native, "_processor", lambda: "another")
+    monkeypatch.setattr(native, "_machine", lambda compiler: b"another")
     assert native._build() != first
     assert len(list(fresh.iterdir())) == 2
 
@@ -52,7 +82,7 @@ def test_a_compiler_that_does_not_run_means_none(fresh, monkeypatch, compiler):
 
 def test_a_compiler_that_fails_half_way_leaves_nothing_behind(fresh, monkeypatch, tmp_path):
     compiler = tmp_path / "cc"
-    answers = '[ "$1" = --version ] && exit 0'
+    answers = 'case "$*" in *-dM*) exit 0;; esac'
     half = 'while [ "$1" != -o ]; do shift; done; echo half > "$2"; exit 1'
     compiler.write_text(f"#!/bin/sh\n{answers}\n{half}\n")
     compiler.chmod(0o755)
@@ -60,6 +90,39 @@ def test_a_compiler_that_fails_half_way_leaves_nothing_behind(fresh, monkeypatch
     assert native.library() is None
     assert fresh.is_dir()
     assert not list(fresh.iterdir())
+
+
+def test_a_compiler_with_arguments_of_its_own(fresh, monkeypatch):
+    monkeypatch.setenv("CC", f"{shutil.which('env')} cc")
+    assert native.library() is not None
+
+
+def test_without_openmp_the_kernels_use_one_thread(fresh, monkeypatch, tmp_path):
+    compiler = tmp_path / "cc"
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *-fopenmp*) exit 1;; esac\nexec {shutil.which("cc")} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    assert native.library() is not None
+    x = torch.randn(1000)
+    torch.testing.assert_close(gelu(x), torch.nn.functional.gelu(x, approximate="tanh"))
+
+
+def test_a_folder_that_others_can_write_is_not_trusted(fresh, monkeypatch):
+    assert native.library() is not None
+    native._library.cache_clear()
+    fresh.chmod(0o777)
+    assert native.library() is None
+    native._library.cache_clear()
+    fresh.chmod(0o700)
+    (kernels,) = fresh.iterdir()
+    kernels.chmod(0o777)
+    assert native.library() is None
+
+
+def test_a_kernel_takes_no_tensor_that_it_would_read_wrongly():
+    x = torch.zeros(4, 4)
+    with pytest.raises(ValueError, match="contiguous"):
+        native.run("gelu_forward", 16, x.T[:2], x, 0)
 
 
 def test_a_cache_that_can_not_be_written(fresh, monkeypatch):

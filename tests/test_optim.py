@@ -61,26 +61,22 @@ def test_muon_s_update_has_the_size_that_it_promises():
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (16, 64), (64, 16)])
-def test_orthogonalise_brings_singular_values_near_one_and_keeps_the_vectors(shape):
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+def test_orthogonalise_brings_singular_values_near_one_and_keeps_the_vectors(shape, scale):
     generator = torch.Generator().manual_seed(0)
     size = min(shape)
-    left = torch.linalg.qr(torch.randn(3, shape[0], size, generator=generator)).Q
-    right = torch.linalg.qr(torch.randn(3, shape[1], size, generator=generator)).Q
-    values = torch.logspace(-1, 0, size)
-    result = orthogonalise(left @ torch.diag(values) @ right.mT)
-    found = left.mT @ result @ right
-    inside = found.diagonal(dim1=1, dim2=2)
+    left = torch.linalg.qr(torch.randn(shape[0], size, generator=generator)).Q
+    right = torch.linalg.qr(torch.randn(shape[1], size, generator=generator)).Q
+    result = orthogonalise(scale * left @ torch.diag(torch.logspace(-1, 0, size)) @ right.T)
+    found = left.T @ result @ right
+    inside = found.diagonal()
     assert inside.min() > 0.6
     assert inside.max() < 1.3
-    assert (found - torch.diag_embed(inside)).abs().max() < 1e-4
+    assert (found - torch.diag(inside)).abs().max() < 1e-4
 
 
-def test_orthogonalise_treats_each_matrix_alone_at_any_scale():
-    matrices = torch.randn(3, 8, 16, generator=torch.Generator().manual_seed(0))
-    together = orthogonalise(matrices * torch.tensor([1e-3, 1.0, 1e4])[:, None, None])
-    for matrix, result in zip(matrices, together, strict=True):
-        torch.testing.assert_close(orthogonalise(matrix[None])[0], result, rtol=1e-4, atol=1e-5)
-    assert torch.equal(orthogonalise(torch.zeros(1, 4, 4)), torch.zeros(1, 4, 4))
+def test_orthogonalise_leaves_zeros_alone():
+    assert torch.equal(orthogonalise(torch.zeros(4, 4)), torch.zeros(4, 4))
 
 
 # ---- who moves what

@@ -8,7 +8,7 @@ import torch
 from nlm_core.config import ModelConfig, TrainConfig
 from nlm_core.dropout import Dropout, keyed
 from nlm_core.model import NLM
-from nlm_core.step import add_gradients
+from nlm_core.step import accumulate_gradients
 from nlm_core.workers import on_threads
 
 CPU = torch.device("cpu")
@@ -60,7 +60,7 @@ def gradients(dropout, precision):
     torch.manual_seed(3)
     model = NLM(ModelConfig(vocab_size=60, context_length=16, d_model=16, n_layers=2, n_heads=2), dropout).train()
     parts = torch.randint(0, 60, (8, 17)).split(1)
-    loss = add_gradients(model, parts, TrainConfig(precision=precision), step=5)
+    loss = accumulate_gradients(model, parts, TrainConfig(precision=precision), step=5)
     return loss, torch.cat([param.grad.flatten() for param in model.parameters()])
 
 

@@ -1,23 +1,26 @@
-"""Kernels in C for the parts of a training step where PyTorch on a CPU loses most of its time.
+"""Kernels in C for the parts of training and of writing where PyTorch on a CPU loses most of its time.
 
-Why: of a step of the book's model, only the matrix products come near what the processor can do. Attention, GELU and
-the loss read and write memory several times for work that one pass can do; `attention.c` and `pointwise.c` do it in
-one. `benchmarks/` compares whole steps with those of other libraries.
+Why: of a training step of the book's model, only the matrix products come near what the processor can do. Attention,
+GELU and the loss read and write memory several times for work that one pass can do. In writing a story, each operation
+is so small that calling it costs more than doing it; `decode.c` goes through the whole model in one call, and
+`sampling.c` rules out the tokens that can't be chosen.
 
 The C files are compiled at first use, for this very processor (a few seconds, then kept in the user's cache folder, or
-in $NLM_CACHE). Where that fails (no C compiler, no OpenMP), where NLM_NATIVE=0 is set, and for everything but float32
-and bfloat16 on a CPU, the same functions run as plain PyTorch. With NLM_NATIVE=1 a failure is an error that says why.
-The two ways agree to rounding; `tests/test_attention.py`, `test_pointwise.py` and `test_decode.py` hold them to it.
+in $NLM_CACHE). Where that fails (no C compiler), where NLM_NATIVE=0 is set, within `torch.compile`, and for everything
+but float32 and bfloat16 on a CPU, the same functions run as plain PyTorch. With NLM_NATIVE=1 a failure is an error that
+says why. The two ways agree to rounding; the tests of each module hold them to it. Only the plain way has gradients of
+gradients and works under `torch.func`.
 """
 
 import ctypes
 import functools
 import hashlib
 import os
-import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
 from ctypes import c_int, c_int64, c_void_p
 from pathlib import Path
 
@@ -27,17 +30,20 @@ from torch import Tensor
 from nlm_core.errors import UserError
 
 SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
-FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC"]
+FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC"]
+THREADS = (["-fopenmp"], [])  # Apple's compiler has no OpenMP; without it each kernel runs on one thread
+# The types of each kernel's arguments; the last one of all is the number of threads.
 FUNCTIONS = {
-    "attention_forward": [c_int] * 4 + [c_void_p] * 3 + [c_int],
-    "attention_backward": [c_int] * 4 + [c_void_p] * 5 + [c_int],
-    "gelu_forward": [c_int64] + [c_void_p] * 2 + [c_int],
-    "gelu_backward": [c_int64] + [c_void_p] * 3 + [c_int],
-    "cross_entropy": [c_int] * 2 + [c_void_p] * 3 + [c_int] * 2,
-    "decode_pack": [c_int] * 2 + [c_void_p] * 3 + [c_int, c_void_p],
-    "decode": [c_int] * 7 + [c_void_p] * 2 + [c_int] * 2 + [c_void_p] * 4,
-    "contenders": [c_int] * 2 + [c_void_p] * 6,
+    "attention_forward": [c_int] * 4 + [c_void_p] * 4 + [c_int] * 2,
+    "attention_backward": [c_int] * 4 + [c_void_p] * 6 + [c_int] * 2,
+    "gelu_forward": [c_int64] + [c_void_p] * 2 + [c_int] * 2,
+    "gelu_backward": [c_int64] + [c_void_p] * 3 + [c_int] * 2,
+    "cross_entropy": [c_int] * 2 + [c_void_p] * 3 + [c_int] * 3,
+    "decode_pack": [c_int] * 2 + [c_void_p] * 3 + [c_int, c_void_p, c_int],
+    "decode": [c_int] * 7 + [c_void_p] * 2 + [c_int] * 2 + [c_void_p] * 4 + [c_int],
+    "contenders": [c_int] * 2 + [c_void_p] * 6 + [c_int],
 }
+_lock = threading.Lock()
 
 
 def _cache_folder() -> Path:
@@ -46,13 +52,26 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nlm"
 
 
-def _processor() -> str:
-    """What -march=native depends on, so that a home folder shared by several machines does no harm."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return "".join(line for line in lines[:40] if line.startswith(("model name", "flags")))
-    except OSError:
-        return platform.processor() + platform.machine()
+def _require_own(path: Path) -> None:
+    """Raise a PermissionError where somebody else could have put the code that is about to run."""
+    status = path.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o002:
+        raise PermissionError(f"{path} can be written by others; set NLM_CACHE to a folder of your own")
+
+
+def _compiler() -> list[str]:
+    if chosen := shlex.split(os.environ.get("CC", "")):
+        return chosen
+    for name in ("cc", "gcc", "clang"):
+        if found := shutil.which(name):
+            return [found]
+    raise FileNotFoundError("there is no C compiler")
+
+
+def _machine(compiler: list[str]) -> bytes:
+    """What the compiler knows about itself and this processor, so that machines that share a home do no harm."""
+    macros = [*compiler, *FLAGS, "-dM", "-E", "-x", "c", os.devnull]
+    return subprocess.run(macros, capture_output=True, check=True, timeout=60).stdout
 
 
 def _build() -> Path:
@@ -61,53 +80,88 @@ def _build() -> Path:
     Raises:
         OSError, subprocess.SubprocessError: it can't be done here.
     """
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise FileNotFoundError("there is no C compiler")
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=60).stdout
-    parts = [version, _processor().encode(), " ".join(FLAGS).encode(), *(path.read_bytes() for path in SOURCES)]
+    compiler = _compiler()
+    parts = [_machine(compiler), str([compiler, FLAGS, THREADS]).encode(), *(path.read_bytes() for path in SOURCES)]
     target = _cache_folder() / f"kernels-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _require_own(target.parent)
     if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / target.name
-            sources = [str(path) for path in SOURCES if path.suffix == ".c"]
-            subprocess.run(
-                [compiler, *FLAGS, *sources, "-o", str(made), "-lm"], capture_output=True, check=True, timeout=300
-            )
+            _compile(compiler, made)
             made.replace(target)  # whole, whoever else builds it at the same moment
+    _require_own(target)
     return target
 
 
-@functools.cache
+def _compile(compiler: list[str], target: Path) -> None:
+    sources = [str(path) for path in SOURCES if path.suffix == ".c"]
+    for threads in THREADS:
+        command = [*compiler, *FLAGS, *threads, *sources, "-o", str(target), "-lm"]
+        done = subprocess.run(command, capture_output=True, timeout=300)
+        if done.returncode == 0:
+            return
+    done.check_returncode()
+
+
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None where there are none.
 
     Raises:
         UserError: there are none, but NLM_NATIVE=1 asks for them.
     """
+    with _lock:  # the first thread compiles, and the others wait for it
+        return _library()
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
     wanted = os.environ.get("NLM_NATIVE")
     if wanted == "0":
         return None
     try:
         kernels = ctypes.CDLL(str(_build()))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+    except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
         if wanted != "1":
             return None
         said = getattr(error, "stderr", None) or b""
         lines = [str(error), *(line for line in said.decode(errors="replace").splitlines() if "error" in line)]
         raise UserError(f"the kernels can't be compiled here: {'; '.join(lines[:2])}") from None
     for name, kinds in FUNCTIONS.items():
-        function = getattr(kernels, name)
-        function.argtypes, function.restype = kinds, None
+        getattr(kernels, name).argtypes = kinds
     return kernels
 
 
 def usable(x: Tensor) -> bool:
     """Whether the kernels can work on what `x` is: float32 or bfloat16 on a CPU (they compute in float32)."""
-    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16) and library() is not None
+    return (
+        x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and not torch.compiler.is_compiling()
+        and library() is not None
+    )
 
 
-def half(x: Tensor) -> int:
-    """What tells a kernel in which of the two `x` is."""
+def run(name: str, *arguments: Tensor | int | None) -> None:
+    """Call a kernel, on as many threads as PyTorch uses.
+
+    Args:
+        name: of the C function.
+        arguments: its arguments but the number of threads. Of a tensor it gets the address; it can't check type and
+            size, so the caller has to.
+
+    Raises:
+        ValueError: a tensor is not contiguous or not on the CPU.
+        MemoryError: the kernel finds no memory for what it keeps meanwhile.
+    """
+    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+    if not all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors):
+        raise ValueError(f"{name} needs contiguous tensors on the CPU")
+    addresses = [argument.data_ptr() if isinstance(argument, Tensor) else argument for argument in arguments]
+    if getattr(library(), name)(*addresses, torch.get_num_threads()):
+        raise MemoryError(f"there is no memory for {name}")
+
+
+def is_bf16(x: Tensor) -> int:
+    """1 for bfloat16, 0 for float32, as the kernels want it."""
     return int(x.dtype == torch.bfloat16)

@@ -2,8 +2,6 @@
 // A text's numbers depend on that text alone: each sum runs in one order, however many texts, tokens at a time or threads
 // there are.
 #include "simd.h"
-#include <math.h>
-#include <stdlib.h>
 
 // One text takes as long as reading all weights, so they are kept as float16 where that loses nothing.
 #if defined(__AVX512F__)
@@ -24,36 +22,35 @@ typedef vec f16s;
 #define FROM_F16(p) VEC(p)
 #define TO_F16(x) (x)
 #endif
-#define INLINE static inline __attribute__((always_inline))
-
 const int decode_f16 = HAS_F16, decode_columns = 2 * NR;  // matrices and rows are padded to whole pairs of slivers
 
 // w (N x K) and its bias (or none) in slivers of NR outputs, padded by 0: NR biases, then NR weights for each k. With
 // `f16` as float16; `inexact` is then set if that changes a number.
-void decode_pack(int N, int K, const float *w, const float *bias, char *out, int f16, int *inexact) {
-    int size = (K + 1) * NR, changed = 0;
-#pragma omp parallel reduction(| : changed)
-    {
-        float *sliver = malloc(sizeof(float) * size);
-#pragma omp for schedule(static)
-        for (int n = 0; n < ceil_to(N, 2 * NR); n += NR) {
-            memset(sliver, 0, sizeof(float) * size);
-            for (int j = 0; bias && j < NR && n + j < N; j++) sliver[j] = bias[n + j];
-            for (int k0 = 0; k0 < K; k0 += 64)  // so that what is written stays in the nearest cache until it is whole
-                for (int j = 0; j < NR && n + j < N; j++)
-                    for (int k = k0; k < K && k < k0 + 64; k++) sliver[(k + 1) * NR + j] = w[(size_t)(n + j) * K + k];
-            char *to = out + (size_t)n / NR * size * (f16 ? 2 : 4);
-            if (!f16) memcpy(to, sliver, sizeof(float) * size);
-            ivec differs = {0};
-            for (int i = 0; f16 && i < size; i += LANES, to += 2 * LANES) {
-                *(f16s *)to = TO_F16(VEC(sliver + i));
-                differs |= FROM_F16(to) != VEC(sliver + i);
-            }
-            for (int l = 0; l < LANES; l++) changed |= differs[l];
+int decode_pack(int N, int K, const float *w, const float *bias, char *out, int f16, int *inexact, int threads) {
+    size_t size = (size_t)(K + 1) * NR;
+    int changed = 0, end = ceil_to(N, 2 * NR);
+    float *scratch = malloc(sizeof(float) * size * threads);
+    if (!scratch) return 1;
+#pragma omp parallel for schedule(static) reduction(| : changed) num_threads(threads)
+    for (int n = 0; n < end; n += NR) {
+        float *sliver = scratch + THREAD * size;
+        memset(sliver, 0, sizeof(float) * size);
+        for (int j = 0; bias && j < NR && n + j < N; j++) sliver[j] = bias[n + j];
+        for (int k0 = 0; k0 < K; k0 += 64)  // so that what is written stays in the nearest cache until it is whole
+            for (int j = 0; j < NR && n + j < N; j++)
+                for (int k = k0; k < K && k < k0 + 64; k++) sliver[(k + 1) * NR + j] = w[(size_t)(n + j) * K + k];
+        char *to = out + n / NR * size * (f16 ? 2 : 4);
+        if (!f16) memcpy(to, sliver, sizeof(float) * size);
+        ivec differs = {0};
+        for (size_t i = 0; f16 && i < size; i += LANES, to += 2 * LANES) {
+            *(f16s *)to = TO_F16(VEC(sliver + i));
+            differs |= FROM_F16(to) != VEC(sliver + i);
         }
-        free(sliver);
+        for (int l = 0; l < LANES; l++) changed |= differs[l];
     }
+    free(scratch);
     *inexact |= changed;
+    return 0;
 }
 
 // sums (rows x `wide` slivers) += a b; the slivers of b lie `next` bytes apart.
@@ -77,7 +74,8 @@ INLINE void add_products(int rows, int wide, int f16, int depth, const float *a,
 
 typedef enum { STORE, ADD, GELU } Then;
 
-// A few rows of `product` for a pair of slivers. Few rows take both at once, or each sum would wait for the one before.
+// A few rows of `product` for a pair of slivers. One or two rows take both slivers together: with more sums that don't
+// depend on each other, none has to wait for the addition before.
 INLINE void block(int rows, int f16, int K, const float *a, ptrdiff_t lda, const char *w, float *y, ptrdiff_t ldy,
                   Then then) {
     int wide = rows <= 2 ? 2 : 1;
@@ -140,9 +138,9 @@ static void normalise(int C, const float *x, Norm norm, float *y) {
 
 // One head of one text at its newest position. Its keys lie as the scores want them, transposed in slivers of NR
 // positions; its values as their sum does, in slivers of NR numbers.
-static void attend(int place, int S, int C, int D, float *q, float *keys, float *values, float *scores, float *y) {
+static void attend(int place, size_t S, int C, size_t D, float *q, float *keys, float *values, float *scores, float *y) {
     int n = ceil_to(place + 1, 2 * NR), Dp = ceil_to(D, NR), wide = Dp / NR % 2 ? 1 : 2;
-    for (int d = 0; d < D; d++) {
+    for (size_t d = 0; d < D; d++) {
         keys[(place / NR * D + d) * NR + place % NR] = q[C + d];
         values[(d / NR * S + place) * NR + d % NR] = q[2 * C + d];
         q[d] /= sqrtf(D);
@@ -154,9 +152,8 @@ static void attend(int place, int S, int C, int D, float *q, float *keys, float 
     }
     for (int j = place + 1; j < n; j++) scores[j] = -INFINITY;
     vec most = VEC(scores), total = {0};
-    for (int j = 0; j < n; j += LANES) most = select_less(most, VEC(scores + j), VEC(scores + j), most);
-    float top = most[0];
-    for (int l = 1; l < LANES; l++) top = most[l] > top ? most[l] : top;
+    for (int j = 0; j < n; j += LANES) most = vmax(most, VEC(scores + j));
+    float top = largest_of(most);
     for (int j = 0; j < n; j += LANES) {
         VEC(scores + j) = vexp(VEC(scores + j) - top);
         total += VEC(scores + j);  // of what isn't there e^-87, which is nothing beside the top's 1
@@ -169,20 +166,27 @@ static void attend(int place, int S, int C, int D, float *q, float *keys, float 
         else add_products(1, 1, 0, place + 1, scores, 0, from, 0, sums);
         for (int i = 0; i < 2 * wide; i++) VEC(out + d + i * LANES) = sums[i];
     }
-    for (int d = 0; d < D; d++) y[d] = out[d] / sum;
+    for (size_t d = 0; d < D; d++) y[d] = out[d] / sum;
 }
 
 // Read `count` more tokens of each of `texts` texts; logits (texts x V, rows padded): what may follow the last of them.
 // L layers; the cache has room for B texts of S tokens (a multiple of 2 NR); text i is row rows[i], lengths[i] long.
-void decode(int L, int C, int H, int V, int S, int B, int f16, const Weights *weights, float *cache, int texts,
-            int count, const int64_t *rows, const int64_t *lengths, const int64_t *tokens, float *logits) {
-    int n = texts * count, D = C / H, Dp = ceil_to(D, NR), Cp = ceil_to(C, 2 * NR), Wp = ceil_to(4 * C, 2 * NR);
-    size_t head_size = (size_t)S * (D + Dp);  // keys, then values
+int decode(int L, int C, int H, int V, int S, int B, int f16, const Weights *weights, float *cache, int texts,
+           int count, const int64_t *rows, const int64_t *lengths, const int64_t *tokens, float *logits, int threads) {
+    int n = texts * count, D = C / H;
+    size_t Dp = ceil_to(D, NR), Cp = ceil_to(C, 2 * NR), Wp = ceil_to(4 * C, 2 * NR);
+    size_t head_size = S * (D + Dp);  // keys, then values
     float *x = aligned_alloc(64, sizeof(float) * n * (2 * Cp + Wp));  // n rows of the residual stream, then of
-    float *h = x + (size_t)n * Cp, *wide = h + (size_t)n * Cp;        // what a branch reads from it, then wider ones
-#pragma omp parallel
+    float *h = x + n * Cp, *wide = h + n * Cp;                        // what a branch reads from it, then wider ones
+    float *scratch = malloc(sizeof(float) * (S + Dp) * threads);
+    if (!x || !scratch) {
+        free(x);
+        free(scratch);
+        return 1;
+    }
+#pragma omp parallel num_threads(threads)
     {
-        float *scores = malloc(sizeof(float) * (S + Dp));
+        float *scores = scratch + THREAD * (S + Dp);
 #pragma omp for schedule(static)
         for (int i = 0; i < n; i++) {
             const float *tok = weights->tok_emb + tokens[i] * C;
@@ -214,7 +218,8 @@ void decode(int L, int C, int H, int V, int S, int B, int f16, const Weights *we
         for (int i = 0; i < texts; i++)
             normalise(C, x + ((i + 1) * count - 1) * Cp, weights->final_norm, h + i * Cp);
         product(texts, C, V, h, Cp, weights->unembed, f16, logits, ceil_to(V, 2 * NR), STORE);
-        free(scores);
     }
     free(x);
+    free(scratch);
+    return 0;
 }

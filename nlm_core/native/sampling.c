@@ -1,7 +1,6 @@
 // Which tokens can be chosen at all. Noise for each of thousands, two logarithms apiece, would take longer than reading a
 // token; almost all of them can be ruled out without it.
 #include "simd.h"
-#include <math.h>
 
 // Block `block` of NumPy's Philox generator with a key and a position (Salmon et al. 2011): four numbers of 64 bits.
 static inline void philox(uint64_t key, uint64_t position, uint64_t block, uint64_t *out) {
@@ -17,15 +16,15 @@ static inline void philox(uint64_t key, uint64_t position, uint64_t block, uint6
 
 typedef struct { int64_t token; double score; uint64_t bits; } Contender;
 
-// For each row the tokens whose score plus noise may be the largest, in order, with the noise's bits; `most` of them in
-// the row that has most, where others are filled up.
+// For each row the tokens whose score plus noise may be the largest, in order, with the noise's bits. `most` is the count
+// of the longest row; shorter ones are padded with scores of minus infinity.
 //
 // The noise is g = -log(-log u). The best is no worse than the token whose score is highest, here 0: with its noise,
 // `best`. Another of score s <= 0 wins only if s + g >= best, so -log u <= e^(s - best); since -log u >= 1 - u, not if
 // 1 - u > e^(s - best). That needs no logarithm, and a margin of 1e-3 is far above all rounding, here and in the noise.
-void contenders(int B, int V, const double *scores, const int64_t *seeds, const int64_t *positions,
-                Contender *found, int *counts, int *most) {
-#pragma omp parallel for schedule(static)
+int contenders(int B, int V, const double *scores, const int64_t *seeds, const int64_t *positions, Contender *found,
+               int *counts, int *most, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
     for (int i = 0; i < B; i++) {
         const double *score = scores + (size_t)i * V;
         Contender *row = found + (size_t)i * V;
@@ -53,4 +52,5 @@ void contenders(int B, int V, const double *scores, const int64_t *seeds, const 
     for (int i = 0; i < B; i++) *most = counts[i] > *most ? counts[i] : *most;
     for (int i = 0; i < B; i++)
         for (int n = counts[i]; n < *most; n++) found[(size_t)i * V + n] = (Contender){0, -INFINITY, 0};
+    return 0;
 }

@@ -1,47 +1,58 @@
-"""GELU and the loss in their fast forms equal PyTorch's."""
+"""The loss in both of its forms equals PyTorch's."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+from jaxtyping import TypeCheckError
 
-from nlm_core import native
 from nlm_core.cross_entropy import CHUNK, mean_nats, token_nats
-from nlm_core.gelu import gelu
-
-
-@pytest.fixture(params=["kernels", "plain"])
-def form(request, monkeypatch):
-    if request.param == "plain":
-        monkeypatch.setattr(native, "usable", lambda x: False)
-    else:
-        assert native.library() is not None
-    return request.param
-
-
-@pytest.mark.parametrize("shape", [(1,), (7,), (3, 5, 64), (1000, 33)])
-def test_gelu_equals_pytorchs(form, shape):
-    torch.manual_seed(0)
-    x, dy = 4 * torch.randn(shape), torch.randn(shape)
-    ours, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
-    y, expected = gelu(ours), F.gelu(theirs, approximate="tanh")
-    y.backward(dy)
-    expected.backward(dy.double())
-    torch.testing.assert_close(y, expected.float(), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(ours.grad, theirs.grad.float(), rtol=1e-5, atol=1e-5)
-
-
-def test_gelu_of_extremes(form):
-    x = torch.tensor([-1000.0, -100.0, -0.0, 0.0, 100.0, 1000.0, torch.nan] * 3, requires_grad=True)
-    y = gelu(x)
-    y.sum().backward()
-    torch.testing.assert_close(y, torch.tensor([0.0, 0, 0, 0, 100, 1000, torch.nan] * 3), equal_nan=True)
-    torch.testing.assert_close(x.grad, torch.tensor([0, 0, 0.5, 0.5, 1, 1, torch.nan] * 3), equal_nan=True)
 
 
 def example(N, C, V, dtype=torch.float32):
     torch.manual_seed(N)
     x, table = torch.randn(N, C, dtype=dtype), torch.randn(V, C, dtype=dtype)
     return x, table, torch.randint(0, V, (N,))
+
+
+def test_large_logits_keep_their_differences(form):
+    x, table = torch.tensor([[2e7], [-3e6]]), torch.tensor([[1.0], [1.0], [-1.0]])
+    ours, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
+    targets = torch.tensor([1, 2])
+    loss = mean_nats(ours, table, targets)
+    expected = F.cross_entropy(theirs @ table.double().T, targets)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(loss, expected.float())
+    torch.testing.assert_close(ours.grad, theirs.grad.float())
+
+
+@pytest.mark.parametrize(("rows", "targets"), [(10, 7), (7, 10), (CHUNK + 1, CHUNK), (0, 1)])
+@pytest.mark.parametrize("loss", [mean_nats, token_nats])
+def test_each_row_has_a_target(form, loss, rows, targets):
+    with pytest.raises((ValueError, TypeCheckError)):
+        loss(torch.zeros(rows, 4), torch.zeros(3, 4), torch.zeros(targets, dtype=torch.long))
+
+
+def test_pytorchs_default_type_does_not_matter(form):
+    x, table, targets = example(5, 8, 67)
+    expected = token_nats(x, table, targets)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(token_nats(x, table, targets), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_bfloat16_model_s_loss_is_added_up_in_float32(form):
+    x, table, targets = example(8 * CHUNK, 4, 67, torch.bfloat16)
+    expected = token_nats(x, table, targets).mean()
+    assert mean_nats(x, table, targets).item() == pytest.approx(expected.item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("change", [lambda ids: ids.repeat_interleave(2)[::2], torch.Tensor.int])
+def test_targets_of_any_layout_and_kind_of_integer(form, change):
+    x, table, targets = example(2 * CHUNK + 1, 8, 67)
+    assert torch.equal(token_nats(x, table, change(targets)), token_nats(x, table, targets))
 
 
 @pytest.mark.parametrize(("N", "C", "V"), [(1, 4, 1), (5, 8, 3), (CHUNK, 16, 100), (2 * CHUNK + 1, 8, 67)])

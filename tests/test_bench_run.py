@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import ablation, fast_paths, generation, memory, peers, run, scoring, training
 from benchmarks.inputs import Inputs
-from benchmarks.machine import ALLOCATOR, describe, environment_of_children, physical_cores
+from benchmarks.machine import ALLOCATOR, describe, environment_of_children, physical_cores, without_words
 from benchmarks.measure import Goal, Side, row, spread
 from benchmarks.roofline import step_flops_per_token, sweep_flops
 from benchmarks.tables import markdown, tables
@@ -81,6 +81,12 @@ def test_rows_of_different_code_are_not_one_comparison():
     assert "different states" not in tables(results)
     results["rows"]["b"]["code"] = "d"
     assert "different states" in tables(results)
+
+
+def test_the_code_is_told_apart_by_what_it_does():
+    code = 'def f():\n    """{}"""\n    return {}  # {}\n'
+    assert without_words(code.format("a", 1, "b")) == without_words(code.format("c", 1, "d"))
+    assert without_words(code.format("a", 1, "b")) != without_words(code.format("a", 2, "b"))
 
 
 @pytest.mark.parametrize(("words", "message"), [(["speed"], "no speed; there are"), (["--threads", "0"], "1 or more")])

@@ -17,8 +17,7 @@ from benchmarks.inputs import Inputs
 from benchmarks.measure import Candidate, Goal, Side, alternate, best_of, require_agreement, row, say, timed
 from benchmarks.peers import compiled, hooked_of
 from benchmarks.profiles import step_profile
-from benchmarks.roofline import roofline, sweep_flops
-from nlm_core.ablate import AT_ONCE, ablate, single_heads
+from nlm_core.ablate import ablate, single_heads
 from nlm_core.hardware import autocast
 from nlm_core.model import NLM
 
@@ -132,8 +131,7 @@ def measure(inputs: Inputs) -> list[dict[str, Any]]:
         timed(lambda number: peers[settings](stretches[number], heads)),
         inputs.rounds,
     )
-    T = model.config.context_length
-    tokens = inputs.ablation_windows * T
+    tokens = inputs.ablation_windows * model.config.context_length
     made = row(
         name,
         GOAL,
@@ -147,6 +145,4 @@ def measure(inputs: Inputs) -> list[dict[str, Any]]:
         peer_tried=tried,
     )
     made["profile"] = step_profile(lambda: our_deltas(model, sample, heads))
-    flops, speed = sweep_flops(model.config, T), made["ours"]["median"]
-    made["roofline"] = roofline(model.config, AT_ONCE * T, flops, "float32", speed, inputs.trials)
     return [made]

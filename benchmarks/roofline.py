@@ -1,13 +1,17 @@
-"""How much of what the processor's matrix products can do a piece of work reaches."""
+"""Row: how much of the speed of matrix products alone our training step and our sweep over heads reach."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.measure import seconds
+from benchmarks.inputs import Inputs
+from benchmarks.measure import alternate, say, seconds, spread, timed
+from nlm_core.ablate import AT_ONCE, single_heads
 from nlm_core.config import ModelConfig
-from nlm_core.hardware import fast_bfloat16
+
+NAME = "share of the matrix products' roofline"
 
 
 def matrices(config: ModelConfig) -> list[tuple[int, int, int]]:
@@ -48,43 +52,62 @@ def sweep_flops(config: ModelConfig, T: int) -> float:
     return alone + (L * block + output) / (L * H)
 
 
-def gemm_flops_per_second(config: ModelConfig, tokens: int, dtype: torch.dtype, trials: int) -> float:
-    """What `torch.mm` reaches on all the products of the weight matrices in a step of so many tokens, together."""
+def gemm_flops_per_second(config: ModelConfig, tokens: int) -> float:
+    """What `torch.mm` reaches on all the products of the weight matrices in a step of so many tokens, in float32."""
     flops = total = 0.0
     for inputs, outputs, count in matrices(config):
-        x, w = torch.randn(tokens, inputs, dtype=dtype), torch.randn(inputs, outputs, dtype=dtype)
-        g = torch.randn(tokens, outputs, dtype=dtype)
+        x, w, g = torch.randn(tokens, inputs), torch.randn(inputs, outputs), torch.randn(tokens, outputs)
         for a, b in ((x, w), (g, w.T), (x.T, g)):  # forward, the input's gradient, the weights' gradient
-            total += count * fastest_product(a, b, trials)
+            total += count * fastest_product(a, b)
             flops += count * 2 * tokens * inputs * outputs
     return flops / total
 
 
-def fastest_product(a: Tensor, b: Tensor, trials: int) -> float:
+def fastest_product(a: Tensor, b: Tensor) -> float:
     out = torch.mm(a, b)
-    return min(seconds(lambda: torch.mm(a, b, out=out)) for _ in range(3 * trials))
+    return min(seconds(lambda: torch.mm(a, b, out=out)) for _ in range(3))
 
 
-def roofline(
-    config: ModelConfig, tokens: int, flops: float, precision: str, per_second: float, trials: int
-) -> dict[str, Any]:
-    """Measure the roofline of the model's matrix products, and the share of it that a piece of work reaches.
+def share(of: str, config: ModelConfig, tokens: int, flops: float, work: Callable[[int], Any], rounds: int) -> dict:
+    """Measure what share of the roofline a piece of work reaches; both in turn, since the machine's speed changes.
 
     Args:
+        of: the row of that work.
         config: of the model.
-        tokens: rows of the products, however the work divides them.
-        flops: that a unit of the work needs.
-        precision: of the work.
-        per_second: units.
-        trials: how often each product is measured, in threes; the fastest counts.
+        tokens: rows of the products.
+        flops: that the work of a round needs.
+        work: does a round, given its number.
+        rounds: how many.
     """
-    dtypes = [torch.float32] + [torch.bfloat16] * fast_bfloat16(torch.device("cpu"))
-    rates = {str(d).removeprefix("torch."): gemm_flops_per_second(config, tokens, d, trials) for d in dtypes}
-    rate = rates.get(precision, rates["float32"])
+    say(f"    {of}")
+    times, rates = alternate(timed(work), lambda _: gemm_flops_per_second(config, tokens), rounds)
     return {
-        "gemm_gflops_per_second": {precision: rate / 1e9 for precision, rate in rates.items()},
-        "megaflops": flops / 1e6,
-        "gflops_per_second": per_second * flops / 1e9,
-        "share": per_second * flops / rate,
-        "share_per_unit_a_second": flops / rate,
+        "of": of,
+        "gflops_per_second": spread([flops / time / 1e9 for time in times]),
+        "roofline": spread([rate / 1e9 for rate in rates]),
+        "share": spread([flops / time / rate for time, rate in zip(times, rates, strict=True)]),
     }
+
+
+def measure(inputs: Inputs) -> list[dict[str, Any]]:
+    say(NAME)
+    from benchmarks import ablation, training  # here, since those know of all peers
+
+    ours = training.OurTraining(inputs, precision="float32")
+    model, config = inputs.model(), ours.model.config
+    T, heads = config.context_length, single_heads(config)
+    step = inputs.batch_size * T
+    sweep = inputs.ablation_windows * T * len(heads)
+    ours.step(0)
+    works = [
+        share(training.SPEED, config, step, step * step_flops_per_token(config, T), ours.step, inputs.rounds),
+        share(
+            ablation.NAME.format(len(heads)),
+            config,
+            AT_ONCE * T,
+            sweep * sweep_flops(config, T),
+            lambda number: ablation.our_deltas(model, inputs.windows(number, inputs.ablation_windows), heads),
+            inputs.rounds,
+        ),
+    ]
+    return [{"row": NAME, "precision": "float32", "works": works}]

@@ -30,7 +30,7 @@ from nlm_core.files import read_json, shown, write_json
 
 COMPARISONS = ("training", "generation", "scoring", "ablation")
 PEERS = {family: "transformer_lens" if family == "ablation" else "transformers" for family in COMPARISONS}
-BENCH = (*COMPARISONS, "fast_paths")
+BENCH = (*COMPARISONS, "roofline", "fast_paths")
 FAMILIES = (*BENCH, "growth")
 RESULTS = ROOT / "benchmarks" / "results.json"
 

@@ -40,9 +40,7 @@ def comparisons(rows: Sequence[dict[str, Any]]) -> str:
     notes = ["The ratio is the median over the rounds; memory: ours / peer, else: peer's time / ours."]
     notes += [f"{row['row']}: {described(row['ours'])} beside {described(row['peer'])}" for row in rows]
     for row in rows:
-        if "roofline" in row:
-            notes.append(roofline(row))
-        elif "profile" in row:
+        if "profile" in row:
             shares = sorted(row["profile"].items(), key=lambda item: -item[1])
             notes.append(f"{row['row']}: our time is {', '.join(f'{kind} {share:.0%}' for kind, share in shares)}")
         if "peer_most_frugal" in row:
@@ -71,21 +69,25 @@ def markdown(results: dict[str, Any]) -> str:
     machine, versions = results["environment"]["machine"], results["environment"]["versions"]
     packages = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     lines += ["", f"On {machine['processor']}, {machine['cores']} cores, with {packages}."]
-    lines += [f"\n{roofline(row)}" for row in results["rows"].values() if "roofline" in row]
+    lines += [f"\n{line}" for line in shortfalls(list(results["rows"].values()))]
     return "\n".join(lines)
 
 
-def roofline(row: dict[str, Any]) -> str:
-    """What share of the fastest matrix products we reach, what the goal would take, and where our time goes."""
-    found = row["roofline"]
-    goal = row["goal"] * row["peer"]["median"] * found["share_per_unit_a_second"]
-    shares = sorted(row["profile"].items(), key=lambda item: -item[1])
-    fastest = max(found["gemm_gflops_per_second"].values())
-    return (
-        f"{row['row'].capitalize()}: {found['gflops_per_second']:,.0f} GFLOP/s, {found['share']:.0%} of what this "
-        f"machine does in matrix products alone ({fastest:,.0f} GFLOP/s). The goal would take {goal:.0%}. "
-        f"Our time goes into {', '.join(f'{kind} ({share:.0%})' for kind, share in shares)}."
-    )
+def shortfalls(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """For each work whose share of the roofline is known: that, what the goal would take, and where our time goes."""
+    compared = {row["row"]: row for row in rows if "ratio" in row}
+    works = [work for row in rows for work in row.get("works", []) if work["of"] in compared]
+    lines = []
+    for work in works:
+        row, share = compared[work["of"]], work["share"]["median"]
+        shares = sorted(row["profile"].items(), key=lambda item: -item[1])
+        lines.append(
+            f"{work['of'].capitalize()}: our side reaches {share:.0%} of what this machine does in matrix products "
+            f"alone, measured in turn ({work['roofline']['median']:,.0f} GFLOP/s); the goal would take "
+            f"{share * row['goal'] / row['ratio']['median']:.0%}. "
+            f"Our time goes into {', '.join(f'{kind} ({share:.0%})' for kind, share in shares)}."
+        )
+    return lines
 
 
 def described(side: dict[str, Any]) -> str:
@@ -129,6 +131,7 @@ def tables(results: dict[str, Any]) -> str:
     parts = [environment(results["environment"])]
     if compared:
         parts.append(comparisons(compared))
+    parts += ["\n".join(lines)] if (lines := shortfalls(rows)) else []
     parts += [fast_paths(row) for row in rows if "paths" in row]
     parts += [growth(row) for row in rows if "table" in row]
     if len({row["code"] for row in rows}) > 1:

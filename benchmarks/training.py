@@ -18,7 +18,6 @@ from benchmarks.measure import Candidate, Goal, Side, alternate, best_of, requir
 from benchmarks.memory import peak_in_fresh_process
 from benchmarks.peers import ATTENTION, compiled, gpt2_names, gpt2_of, is_transposed
 from benchmarks.profiles import step_profile
-from benchmarks.roofline import roofline, step_flops_per_token
 from nlm_core.batches import Windows
 from nlm_core.config import TrainConfig
 from nlm_core.hardware import autocast, pick_precision
@@ -230,10 +229,6 @@ def measure_speed(inputs: Inputs) -> dict[str, Any]:
         peer_tried=tried,
     )
     made["profile"] = step_profile(lambda: ours.step(inputs.rounds + 1))
-    tokens, flops = inputs.batch_size * context, step_flops_per_token(ours.model.config, context)
-    made["roofline"] = roofline(
-        ours.model.config, tokens, flops, ours.config.precision, made["ours"]["median"], inputs.trials
-    )
     return made
 
 

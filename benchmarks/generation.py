@@ -15,6 +15,7 @@ from benchmarks.inputs import Inputs
 from benchmarks.measure import Candidate, Goal, Side, alternate, best_of, require_agreement, row, say, timed
 from benchmarks.peers import ATTENTION, forbid_silence, gpt2_of, require
 from benchmarks.profiles import writing_profile
+from nlm_core.decode import decoder_for
 from nlm_core.generate import begin, generate, write
 from nlm_core.hardware import autocast
 from nlm_core.model import NLM
@@ -144,10 +145,12 @@ def measure_one(inputs: Inputs, name: str, goal: Goal, openings: list[str]) -> d
     peer.sample(0)
     say("    in turn")
     times = alternate(timed(our_texts), timed(peer.sample), inputs.rounds)
+    # In computation; the weights lie in memory as float16 where each is exactly such a number.
+    weights = "float16 weights" if getattr(decoder_for(model, 1), "f16", 0) else "float32 weights"
     return row(
         name,
         goal,
-        (Side("nlm", {"precision": "float32"}), times[0]),
+        (Side("nlm", {"precision": "float32", "weights": weights}), times[0]),
         (Side("transformers", asdict(settings)), times[1]),
         len(openings) * inputs.new_tokens,
         "tokens/s",

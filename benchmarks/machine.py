@@ -80,12 +80,12 @@ def describe() -> dict[str, Any]:
 
 
 def code_hash() -> str:
-    """A hash over the package's code, so that figures of different code can be told apart.
+    """A hash over the code of the package and of the benchmarks, so that figures of different code can be told apart.
 
     Comments and docstrings of Python are left out: to say in one what was measured must not change it.
     """
     digest = hashlib.sha256()
-    for path in sorted((ROOT / "nlm_core").rglob("*")):
+    for path in sorted(path for folder in ("nlm_core", "benchmarks") for path in (ROOT / folder).rglob("*")):
         if path.suffix in (".py", ".c", ".h"):
             source = path.read_text(encoding="utf-8")
             digest.update(

@@ -83,6 +83,7 @@ def share(of: str, config: ModelConfig, tokens: int, flops: float, work: Callabl
     times, rates = alternate(timed(work), lambda _: gemm_flops_per_second(config, tokens), rounds)
     return {
         "of": of,
+        "precision": "float32",
         "gflops_per_second": spread([flops / time / 1e9 for time in times]),
         "roofline": spread([rate / 1e9 for rate in rates]),
         "share": spread([flops / time / rate for time, rate in zip(times, rates, strict=True)]),
@@ -110,4 +111,4 @@ def measure(inputs: Inputs) -> list[dict[str, Any]]:
             inputs.rounds,
         ),
     ]
-    return [{"row": NAME, "precision": "float32", "works": works}]
+    return [{"row": NAME, "works": works}]

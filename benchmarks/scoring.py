@@ -24,7 +24,7 @@ from nlm_core.model import NLM
 NAME = "loss of {:,} tokens, {}"
 GOAL = Goal(1.2, 2)
 CPU = torch.device("cpu")
-BATCH_SIZES = (4, 8)
+BATCH_SIZES = (4, 8, 16)
 # Largest difference of a token's nats, and of the mean.
 TOLERANCES = {"float32": (1e-4, 1e-6), "bfloat16": (0.5, 5e-3)}
 

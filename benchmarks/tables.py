@@ -44,33 +44,52 @@ def comparisons(rows: Sequence[dict[str, Any]]) -> str:
             shares = sorted(row["profile"].items(), key=lambda item: -item[1])
             notes.append(f"{row['row']}: our time is {', '.join(f'{kind} {share:.0%}' for kind, share in shares)}")
         if "peer_most_frugal" in row:
-            found = row["peer_most_frugal"]
-            ours = row["ours"]["median"] * 1e6 / found["peak"]
-            settings = {key: value for key, value in found.items() if key in PEER_SETTINGS}
-            notes.append(
-                f"{row['row']}: beside the peer at its most frugal ({Side('transformers', settings)}, "
-                f"{found['peak'] / 1e6:,.0f} MB): ratio {ours:.2f}"
-            )
+            notes.append(frugal(row))
     return table([head, *body]) + "\n\n" + "\n".join(notes)
+
+
+def frugal(row: dict[str, Any]) -> str:
+    """The memory row beside the peer's most frugal setting, whatever time that takes."""
+    found = row["peer_most_frugal"]
+    ours = row["ours"]["median"] * 1e6 / found["peak"]
+    settings = {key: value for key, value in found.items() if key in PEER_SETTINGS}
+    steps = [min(entry["step_seconds"]) for entry in (found, *row["peer_tried"]) if "step_seconds" in entry]
+    return (
+        f"{row['row'].capitalize()}: the peer above runs as it is fastest. At its most frugal "
+        f"({Side('transformers', settings)}) it needs {found['peak'] / 1e6:,.0f} MB, the ratio is {ours:.2f}, and its "
+        f"step takes {steps[0] / min(steps):.1f} times as long."
+    )
 
 
 def markdown(results: dict[str, Any]) -> str:
     """The comparisons as the README's table."""
-    lines = ["| | nlm | the peer | | ratio (quartiles) | goal |", "|---|---|---|---|---|---|"]
-    for row in results["rows"].values():
-        if "ratio" in row:
-            low, high = row["ratio"]["quartiles"]
-            sign = "at most" if row["smaller_is_better"] else "at least"
-            lines.append(
-                f"| {row['row']}; {row['peer']['name']} | {row['ours']['median']:,.0f} | {row['peer']['median']:,.0f} "
-                f"| {row['unit']} | {row['ratio']['median']:.2f} ({low:.2f} to {high:.2f}) "
-                f"| {sign} {row['goal']:g}: {'missed' if row['verdict'] == 'missed' else 'met'} |"
-            )
+    lines = ["| | nlm | the peer | | ratio (range) | goal |", "|---|---|---|---|---|---|"]
+    compared = [row for row in results["rows"].values() if "ratio" in row]
+    for row in compared:
+        low, high = row["ratio"]["range"]
+        sign = "at most" if row["smaller_is_better"] else "at least"
+        lines.append(
+            f"| {row['row']}: {described(row['ours'])}; {described(row['peer'])} | {row['ours']['median']:,.0f} "
+            f"| {row['peer']['median']:,.0f} | {row['unit']} | {row['ratio']['median']:.2f} ({low:.2f} to {high:.2f}) "
+            f"| {sign} {row['goal']:g}: {'missed' if row['verdict'] == 'missed' else 'met'} |"
+        )
+    lines += [f"\n{frugal(row)}" for row in compared if "peer_most_frugal" in row]
     machine, versions = results["environment"]["machine"], results["environment"]["versions"]
     packages = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     lines += ["", f"On {machine['processor']}, {machine['cores']} cores, with {packages}."]
     lines += [f"\n{line}" for line in shortfalls(list(results["rows"].values()))]
+    lines += [f"\n{grown(row)}" for row in results["rows"].values() if "table" in row]
+    if note := mixed(list(results["rows"].values())):
+        lines += ["", note]
     return "\n".join(lines)
+
+
+def mixed(rows: Sequence[dict[str, Any]]) -> str | None:
+    """What to say where the rows are not of one state of the code."""
+    if len({row["code"] for row in rows}) == 1:
+        return None
+    days = sorted(row["measured"][:10] for row in rows)
+    return f"The rows were measured with different states of the code, between {days[0]} and {days[-1]}."
 
 
 def shortfalls(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -81,17 +100,49 @@ def shortfalls(rows: Sequence[dict[str, Any]]) -> list[str]:
     for work in works:
         row, share = compared[work["of"]], work["share"]["median"]
         shares = sorted(row["profile"].items(), key=lambda item: -item[1])
+        if row["ours"]["settings"]["precision"] != work["precision"]:
+            continue  # another roofline
         lines.append(
-            f"{work['of'].capitalize()}: our side reaches {share:.0%} of what this machine does in matrix products "
-            f"alone, measured in turn ({work['roofline']['median']:,.0f} GFLOP/s); the goal would take "
-            f"{share * row['goal'] / row['ratio']['median']:.0%}. "
-            f"Our time goes into {', '.join(f'{kind} ({share:.0%})' for kind, share in shares)}."
+            f"{work['of'].capitalize()}: our side reaches {share:.0%} of the speed of PyTorch's matrix products alone "
+            f"({len(work['share']['rounds'])} rounds in turn, {{:.0%}} to {{:.0%}}); the goal would take ".format(
+                *work["share"]["range"]
+            )
+            + f"{share * row['goal'] / row['ratio']['median']:.0%}. On one thread our time goes into "
+            f"{', '.join(f'{kind} ({part:.0%})' for kind, part in shares)}."
         )
     return lines
 
 
 def described(side: dict[str, Any]) -> str:
     return str(Side(side["name"], side["settings"]))
+
+
+def grown(row: dict[str, Any]) -> str:
+    """The two ends of what grows, as a sentence."""
+    table = row["table"]
+    if "megabytes" in table[0]:
+        sizes, speeds, peaks = (
+            listed([f"{line[key]:,.{digits}f}" for line in table])
+            for key, digits in (("megabytes", 0), ("megabytes_per_second", 1), ("peak_mb", 0))
+        )
+        return (
+            f"Text (the same 400 stories again and again, one process each) is prepared at {speeds} MB a second where "
+            f"there are {sizes} MB of it, with {peaks} MB of memory above set-up."
+        )
+    slowest, fastest = (choose(table, key=lambda line: line["tokens_per_second"]) for choose in (min, max))
+    smallest, largest = (choose(table, key=lambda line: line["peak_mb"]) for choose in (min, max))
+    speeds = [f"{line['tokens_per_second']:,.0f} tokens a second ({sizes_of(line)})" for line in (slowest, fastest)]
+    peaks = [f"{line['peak_mb']:,.0f} MB ({sizes_of(line)})" for line in (smallest, largest)]
+    return f"Training does from {' to '.join(speeds)}, and a step needs from {' to '.join(peaks)}."
+
+
+def sizes_of(line: dict[str, Any]) -> str:
+    windows = "1 window" if line["batch_size"] == 1 else f"{line['batch_size']} windows"
+    return f"{windows} of {line['context']}"
+
+
+def listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def growth(row: dict[str, Any]) -> str:
@@ -134,6 +185,6 @@ def tables(results: dict[str, Any]) -> str:
     parts += ["\n".join(lines)] if (lines := shortfalls(rows)) else []
     parts += [fast_paths(row) for row in rows if "paths" in row]
     parts += [growth(row) for row in rows if "table" in row]
-    if len({row["code"] for row in rows}) > 1:
-        parts.append("The rows were measured with different states of nlm_core: for a comparison, run all of them.")
+    if note := mixed(rows):
+        parts.append(note)
     return "\n\n".join(parts)

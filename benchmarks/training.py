@@ -28,9 +28,10 @@ from nlm_core.step import accumulate_gradients, update
 SPEED, MEMORY = "training step", "peak memory of a training step"
 GOALS = {SPEED: Goal(2, 3), MEMORY: Goal(0.7, 0.5, smaller=True)}
 CPU = torch.device("cpu")
-# Largest differences after one step: of the loss (as a share of it), and of the update of the weights (the L2 norm, as
-# a share of the update's). The second is coarse, since Adam's first update is almost the gradient's sign: where a
-# gradient is 0 but for rounding (the keys' biases), the two sides may move in opposite directions.
+AGREEING_STEPS = 3
+# Largest differences after the first steps: of the loss (as a share of it), and of the update of the weights (the L2
+# norm, as a share of the update's). The second is coarse, since Adam's first update is almost the gradient's sign:
+# where a gradient is 0 but for rounding (the keys' biases), the two sides may move in opposite directions.
 TOLERANCES = {"float32": (1e-5, 0.01), "bfloat16": (5e-3, 0.5)}
 
 
@@ -146,25 +147,26 @@ def decay_groups(gpt2: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
 
 
 def agreement(
-    first: OurTraining | PeerTraining, second: OurTraining | PeerTraining, begin: NLM, precision: str
+    first: OurTraining | PeerTraining, second: OurTraining | PeerTraining, begin: NLM, precision: str, steps: int = 1
 ) -> dict[str, Any]:
-    """Do the first step on both sides and compare.
+    """Do the first steps on both sides and compare.
 
     Args:
         first, second: both fresh.
         begin: the weights that both began with.
         precision: the lower of the two sides'.
+        steps: how many. Adam's first update depends neither on its betas nor on the gradients' scale, the next ones do.
 
     Raises:
         UserError: they don't agree.
     """
-    losses = [side.step(0) for side in (first, second)]
+    losses = [[side.step(number) for number in range(steps)][-1] for side in (first, second)]
     before, (a, b) = dict(begin.named_parameters()), (side.weights() for side in (first, second))
     apart = sum((a[name] - b[name]).square().sum().item() for name in before) ** 0.5
     moved = sum((a[name] - before[name]).square().sum().item() for name in before) ** 0.5
     loss, weights = TOLERANCES[precision]
     found = {"loss": (abs(losses[1] / losses[0] - 1), loss), "update of the weights": (apart / moved, weights)}
-    return {"loss of the first batch": losses, **require_agreement("the training steps", found)}
+    return {"steps": steps, "loss of the last of them": losses, **require_agreement("the training steps", found)}
 
 
 def lower(*precisions: str) -> str:
@@ -205,7 +207,7 @@ def measure(inputs: Inputs) -> list[dict[str, Any]]:
 def measure_speed(inputs: Inputs) -> dict[str, Any]:
     say(SPEED)
     in_float32 = OurTraining(inputs, precision="float32"), PeerTraining(inputs, PeerSettings())
-    in_float32 = agreement(*in_float32, inputs.model(), "float32")
+    in_float32 = agreement(*in_float32, inputs.model(), "float32", AGREEING_STEPS)
     ours, agreements = OurTraining(inputs), {}
     context = ours.model.config.context_length
     best, tried = best_of(candidates(inputs, ours, agreements), inputs.trials)

@@ -21,7 +21,7 @@ stream becomes
 The summands are made once for all heads of the layer. From there on several ablations of a layer run as one larger
 batch, through the MLP and then the later layers, where r_h takes the place of z_h before the out matrix. So the single
 heads of all layers take about half the work of as many passes through the whole model. `make bench` (two cores, AVX2)
-finds the sweep over all heads 3.3 times as fast as by the hooks of `transformer-lens`.
+finds the sweep over all heads 3.3 times (2.9 to 3.6) as fast as a pass of `transformer-lens` with a hook for each head.
 """
 
 from collections.abc import Callable, Collection, Sequence

@@ -3,8 +3,9 @@
 Two ways with one interface. `TorchDecoder` is the model with its `KVCache`, on any device and in any precision. The
 kernel in `native/decode.c` goes through all layers in one call. For one text, most of its work is to read all weights
 from memory; it reads them as float16 if each is exactly such a number, as in the shipped checkpoint, so nothing is
-lost. `make bench` (two cores, AVX2): the kernel reads 10.3 times as fast for one text and 2.9 times as fast for 40. Its
-numbers for a text depend neither on the other texts nor on the number of threads, to the last bit.
+lost. `make bench` (two cores, AVX2): the kernel reads 10.3 times (9.2 to 12.9) as fast for one text and 2.9 times (2.3
+to 3.1) as fast for 40. Its numbers for a text depend neither on the other texts nor on the number of threads, to the
+last bit.
 
 Shapes: B texts, K of them that go on, T new tokens of each, V vocabulary, S the most tokens that a text can have.
 """

@@ -3,7 +3,7 @@
 Sampling is Gumbel-max: the largest of logits / T + Gumbel noise is a draw from softmax(logits / T) (Gumbel 1954). The
 noise is a function of the text's seed and the token's position alone, so what is drawn depends neither on the batch nor
 on whatever was drawn before. Almost all tokens can be ruled out without their noise; where the kernel in
-`native/sampling.c` does that, `make bench` (two cores, AVX2) finds the choice 6.6 times as fast.
+`native/sampling.c` does that, `make bench` (two cores, AVX2) finds the choice 6.6 times (5.2 to 6.9) as fast.
 """
 
 import math

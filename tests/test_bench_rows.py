@@ -11,6 +11,8 @@ from bench_rows import assert_is_a_row, failures, tables_of
 
 from benchmarks import ablation, fast_paths, generation, growth, memory, roofline, scoring, tables, training
 from benchmarks.inputs import Inputs
+from benchmarks.machine import describe
+from benchmarks.measure import spread
 from nlm_core import native
 from nlm_core.config import ModelConfig
 from nlm_core.errors import UserError
@@ -37,9 +39,10 @@ def test_memory_is_that_of_the_peer_as_it_is_fastest_and_the_most_frugal_is_besi
     def peak(side, inputs, settings=None):
         jobs.append(side)
         if side == "ours":
-            return {"peak": 60e6}
+            return {"peak": 60e6, "step_seconds": [9, 1]}
         size = 200e6 if settings["compile"] else 100e6
-        return {"peak": size / 2 if settings["checkpointing"] else size}
+        checkpointing = settings["checkpointing"]
+        return {"peak": size / 2 if checkpointing else size, "step_seconds": [9, 4 if checkpointing else 2]}
 
     monkeypatch.setattr(training, "peak_in_fresh_process", peak)
     agreed = {"loss": {"difference": 0.0, "tolerance": 1.0}}
@@ -50,7 +53,8 @@ def test_memory_is_that_of_the_peer_as_it_is_fastest_and_the_most_frugal_is_besi
     assert made["verdict"] == "goal"
     assert made["peer"]["settings"]["compile"] is False  # which is smaller here
     assert made["peer_most_frugal"]["checkpointing"] is True
-    assert "at its most frugal (transformers (float32, sdpa, checkpointing), 50 MB): ratio 1.20" in tables_of(made)
+    assert "(transformers (float32, sdpa, checkpointing)) it needs 50 MB, the ratio is 1.20" in tables_of(made)
+    assert "its step takes 2.0 times as long" in tables_of(made)
     assert jobs.count("ours") == 7
 
 
@@ -118,11 +122,22 @@ def test_the_roofline(quick):
 
 def test_what_the_goal_would_take_stands_beside_the_share(quick):
     """A goal of twice the ratio that was reached takes twice the share."""
-    row = {"row": "work", "goal": 4.0, "ratio": {"median": 2.0}, "profile": {"products": 0.25, "else": 0.75}}
-    works = [{"of": name, "share": {"median": 0.6}, "roofline": {"median": 100.0}} for name in ("work", "not compared")]
+    ours = {"settings": {"precision": "float32"}}
+    row = {
+        "row": "work",
+        "ours": ours,
+        "goal": 4.0,
+        "ratio": {"median": 2.0},
+        "profile": {"products": 0.25, "else": 0.75},
+    }
+    share = spread([0.5, 0.6, 0.65])
+    works = [{"of": name, "precision": "float32", "share": share} for name in ("work", "not compared")]
     (line,) = tables.shortfalls([row, {"row": "roofline", "works": works}])
     assert "reaches 60% of" in line
-    assert "the goal would take 120%. Our time goes into else (75%), products (25%)." in line
+    assert "(3 rounds in turn, 50% to 65%); the goal would take 120%." in line
+    assert "our time goes into else (75%), products (25%)." in line
+    ours["settings"]["precision"] = "bfloat16"
+    assert tables.shortfalls([row, {"row": "roofline", "works": works}]) == []
 
 
 @pytest.fixture
@@ -163,9 +178,24 @@ def test_growth(quick):
     for made in (trained, prepared):
         assert json.loads(json.dumps(made)) == made
         assert made["row"] in tables_of(made)
+        rows = {made["row"]: made | {"code": "c", "measured": "2026-01-01"}}
+        assert tables.grown(made) in tables.markdown({"environment": describe(), "rows": rows})
     ((line,),) = (trained["table"],)
     assert (line["batch_size"], line["context"]) == (2, 64)
     assert min(line["tokens_per_second"], line["peak_mb"], prepared["table"][0]["megabytes_per_second"]) > 0
+
+
+def test_growth_in_words():
+    table = [(1, 3.14, 20), (10, 4, 21), (1000, 5, 22)]
+    keys = ("megabytes", "megabytes_per_second", "peak_mb")
+    prepared = {"table": [dict(zip(keys, line, strict=True)) for line in table]}
+    expected = "3.1, 4.0 and 5.0 MB a second where there are 1, 10 and 1,000 MB of it, with 20, 21 and 22 MB"
+    assert expected in tables.grown(prepared)
+    keys = ("batch_size", "context", "tokens_per_second", "peak_mb")
+    trained = {"table": [dict(zip(keys, line, strict=True)) for line in [(1, 64, 900, 50), (8, 64, 2000, 60)]]}
+    assert "from 900 tokens a second (1 window of 64) to 2,000 tokens a second (8 windows of 64)" in tables.grown(
+        trained
+    )
 
 
 @pytest.mark.parametrize("size", [1000, 900_000])
@@ -214,11 +244,28 @@ def test_no_ablation_is_timed_where_the_sides_do_not_agree(wrong, quick, monkeyp
         ablation.measure(quick)
 
 
-def test_another_update_does_not_agree(quick):
+def another_decay(peer):
+    peer.optimizer.param_groups[0]["weight_decay"] = 1.0
+
+
+def another_beta2(peer):
+    for group in peer.optimizer.param_groups:
+        group["betas"] = (0.9, 0.9)
+
+
+def another_batch(peer):
+    batches = peer.batches
+    peer.batches = lambda number: batches(number + 1)
+
+
+@pytest.mark.parametrize("change", [another_decay, another_beta2, another_batch])
+def test_other_steps_do_not_agree(quick, change):
+    sides = training.OurTraining(quick), training.PeerTraining(quick, training.PeerSettings())
+    training.agreement(*sides, quick.model(), "float32", training.AGREEING_STEPS)
     peer = training.PeerTraining(quick, training.PeerSettings())
-    peer.optimizer.param_groups[0]["weight_decay"] = 10.0
-    with pytest.raises(UserError, match="update of the weights differs"):
-        training.agreement(training.OurTraining(quick), peer, quick.model(), "float32")
+    change(peer)
+    with pytest.raises(UserError, match=r"(loss|update of the weights) differs"):
+        training.agreement(training.OurTraining(quick), peer, quick.model(), "float32", training.AGREEING_STEPS)
 
 
 def test_greedy_texts_may_part_only_where_two_tokens_tie(quick):

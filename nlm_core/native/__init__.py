@@ -1,15 +1,15 @@
-"""Kernels in C for the parts of training and of writing where PyTorch on a CPU loses most of its time.
+"""Kernels in C for what PyTorch on a CPU does in more passes, or in more calls, than are needed.
 
-Why: of a training step of the book's model, only the matrix products come near what the processor can do. Attention,
-GELU and the loss read and write memory several times for work that one pass can do. In writing a story, each operation
-is so small that calling it costs more than doing it; `decode.c` goes through the whole model in one call, and
-`sampling.c` rules out the tokens that can't be chosen.
+Why: beside the matrix products, a training step of the book's model spends its time in attention, GELU and the loss,
+which PyTorch reads from memory and writes to it several times for work that one pass can do. In writing a story, each
+operation is so small that calling it costs more than doing it; `decode.c` goes through the whole model in one call,
+and `sampling.c` rules out the tokens that can't be chosen.
 
 The C files are compiled at first use, for this very processor (a few seconds, then kept in the user's cache folder, or
 in $NLM_CACHE). Where that fails (no C compiler), where NLM_NATIVE=0 is set, within `torch.compile`, and for everything
-but float32 and bfloat16 on a CPU, the same functions run as plain PyTorch. With NLM_NATIVE=1 a failure is an error that
-says why. The two ways agree to rounding; the tests of each module hold them to it. Only the plain way has gradients of
-gradients and works under `torch.func`.
+but float32 and bfloat16 on a CPU, the same functions run as plain PyTorch. With NLM_NATIVE=1 a failure is an error
+that says why. The two ways agree to rounding; the tests of each module hold them to it. Only the plain way has
+gradients of gradients and works under `torch.func`.
 """
 
 import ctypes

@@ -89,7 +89,8 @@ def mixed(rows: Sequence[dict[str, Any]]) -> str | None:
     if len({row["code"] for row in rows}) == 1:
         return None
     days = sorted(row["measured"][:10] for row in rows)
-    return f"The rows were measured with different states of the code, between {days[0]} and {days[-1]}."
+    when = f"on {days[0]}" if days[0] == days[-1] else f"between {days[0]} and {days[-1]}"
+    return f"The rows were measured {when}, with different states of the code."
 
 
 def shortfalls(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -37,7 +37,7 @@ from nlm_core.config import ModelConfig
 from nlm_core.cross_entropy import token_nats
 from nlm_core.errors import UserError
 from nlm_core.hardware import autocast
-from nlm_core.loss import require_scorable, stream_windows
+from nlm_core.loss import evaluating, require_scorable, stream_windows
 from nlm_core.model import NLM, Block
 from nlm_core.stats import sums_by
 from nlm_core.workers import on_threads
@@ -177,9 +177,6 @@ def ablate(
     drawn = donors(stories, config.context_length, seed) if mode == "resample" else None
     count = int(groups[1:].max()) + 1
     clean, ablated = np.zeros(count), np.zeros((len(ablations), count))
-    was_training = model.training
-    model.eval()
-    replacement = _replacement(model, batches, mode, drawn, precision, progress)
 
     def score(number: int) -> tuple[np.ndarray, np.ndarray]:
         """The sums of one batch of windows: clean (G,), ablated (A, G)."""
@@ -200,12 +197,13 @@ def ablate(
                         sums[ablation] = sums_by(of, values, count)
         return clean_sums, sums
 
-    scored = on_threads(score, range(len(batches)), device)
-    for more_clean, more in tqdm(scored, "ablating", len(batches), leave=False, disable=None if progress else True):
-        clean += more_clean
-        ablated += more
+    with evaluating(model):
+        replacement = _replacement(model, batches, mode, drawn, precision, progress)
+        scored = on_threads(score, range(len(batches)), device)
+        for more_clean, more in tqdm(scored, "ablating", len(batches), leave=False, disable=None if progress else True):
+            clean += more_clean
+            ablated += more
     ablated[[not heads for heads in ablations]] = clean  # these never branched off
-    model.train(was_training)
     return Losses(clean, ablated.T, sums_by(groups[1:], np.ones(len(ids) - 1), count))
 
 

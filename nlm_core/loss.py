@@ -1,6 +1,8 @@
 """How well a model predicts text: nats per target, and what follows from them."""
 
+import contextlib
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -39,15 +41,23 @@ def stream_nats(
         UserError: fewer than two tokens, or an id outside the vocabulary.
     """
     require_scorable(ids, model.config.vocab_size)
-    was_training = model.training
-    model.eval()
     device = model.token_emb.device
     batches = stream_windows(ids, model.config.context_length, batch_size)
     scored = on_threads(lambda windows: _window_nats(model, windows, device, precision), batches, device)
     bar = tqdm(scored, desc="scoring", total=len(batches), leave=False, disable=None if progress else True)
-    nats = list(bar)
-    model.train(was_training)
-    return np.concatenate(nats)
+    with evaluating(model):
+        return np.concatenate(list(bar))
+
+
+@contextlib.contextmanager
+def evaluating(model: NLM) -> Iterator[None]:
+    """Within this, dropout is off; then the model is in the mode that it was in, whatever happened."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def require_scorable(ids: Integer[np.ndarray, " N"], vocab_size: int) -> None:

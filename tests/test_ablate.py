@@ -268,6 +268,18 @@ def test_dropout_has_no_part_and_the_mode_is_kept(model):
     assert model.training
 
 
+@pytest.mark.parametrize("work", [stream_nats, lambda model, ids: ablate(model, ids, SETS)])
+def test_the_mode_is_kept_where_the_work_is_interrupted(model, work, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model.final_norm, "forward", interrupted)
+    model.train()
+    with pytest.raises(KeyboardInterrupt):
+        work(model, IDS)
+    assert model.training
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [

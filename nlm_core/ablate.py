@@ -38,7 +38,7 @@ from nlm_core.cross_entropy import token_nats
 from nlm_core.errors import UserError
 from nlm_core.hardware import autocast
 from nlm_core.loss import evaluating, require_scorable, stream_windows
-from nlm_core.model import NLM, Block
+from nlm_core.model import NLM, Block, is_patched
 from nlm_core.stats import sums_by
 from nlm_core.workers import on_threads
 
@@ -157,6 +157,8 @@ def ablate(
     """
     config, device = model.config, model.token_emb.device
     require_scorable(ids, config.vocab_size)
+    if any(map(is_patched, (model, *model.blocks, *(block.attn for block in model.blocks)))):
+        raise UserError("hooks on a block or its attention would have no effect here, where those are taken apart")
     if mode not in MODES:
         raise UserError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
     if mode == "resample" and stories is None:
@@ -164,6 +166,8 @@ def ablate(
     if batch_size < 1:
         raise UserError(f"batch_size must be 1 or more windows, not {batch_size}")
     for name, array in (("stories", stories), ("groups", groups)):
+        if array is not None and (array.dtype.kind not in "iu" or array.min(initial=0) < 0):
+            raise UserError(f"`{name}` must be whole numbers from 0")
         if array is not None and len(array) != len(ids):
             raise UserError(
                 f"`{name}` must have one number for each of the {len(ids)} tokens, not {len(array)} numbers"

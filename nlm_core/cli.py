@@ -1,7 +1,9 @@
 """The `nlm` command."""
 
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -123,19 +125,17 @@ def train(
             trainer = resume_run(out, data, overrides, budget, say, team)
         else:
             trainer = new_run(preset or "nlm", data, out, overrides, budget, say, team)
-        if trainer.device.type == "cpu" and native.library() is None:
-            say("there are no compiled kernels here, so this is slower than it could be; NLM_NATIVE=1 says why")
+        if trainer.device.type == "cpu":
+            _mention_missing_kernels(say)
         processes = f"{team.world_size} processes, " if team.world_size > 1 else ""
+        planned = "" if trainer.total is None else f"{trainer.total:,} steps, "
         say(
             f"{sum(p.numel() for p in trainer.model.parameters()):,} parameters, {trainer.config.precision} on "
-            f"{trainer.device}, {processes}into {shown(trainer.folder.path)}"
+            f"{trainer.device}, {processes}{planned}into {shown(trainer.folder.path)}"
         )
         last = trainer.run()
         if trainer.stop_signal is not None:
-            say(
-                f"stopped after step {trainer.step:,}; go on with: "
-                f"nlm train --resume --out {shown(trainer.folder.path)}"
-            )
+            say(f"stopped after step {trainer.step:,}; go on with: {_resuming(trainer.folder.path, team.world_size)}")
             raise typer.Exit(130)
         say(f"done: {shown(last)}")
         if "validation_loss" in trainer.metrics:
@@ -188,6 +188,7 @@ def generate(
     if not 1 <= n <= 10_000:
         raise UserError(f"-n must be 1 to 10,000, not {n}")
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
+    _mention_missing_kernels(_note)
     loaded = load_checkpoint(checkpoint, _note)
     model = NLM.from_params(loaded["config"], loaded["params"])
     if sys.stdout is not None:  # it is when the shell closed it
@@ -233,6 +234,17 @@ def main() -> None:
 
 def _note(message: str) -> None:
     typer.echo(message, err=True)
+
+
+def _mention_missing_kernels(say: Callable[[str], None]) -> None:
+    if native.library() is None and os.environ.get("NLM_NATIVE") != "0":
+        say("there are no compiled kernels here, so this is slower than it could be; NLM_NATIVE=1 says why")
+
+
+def _resuming(folder: Path, processes: int) -> str:
+    """The command that goes on with a run; as many processes as before end with the same bits."""
+    command = f"train --resume --out {shown(folder)}"
+    return f"nlm {command}" if processes == 1 else f"torchrun as before, -m nlm_core {command}"
 
 
 def _say_nothing(message: str) -> None:

@@ -29,6 +29,7 @@ def token_nats(x: Float[Tensor, "N C"], table: Float[Tensor, "V C"], targets: In
     Returns:
         At least float32, whatever the precision of the product.
     """
+    _require_match(x, targets)
     with torch.no_grad():
         parts = zip(x.split(CHUNK), targets.split(CHUNK), strict=True)
         return torch.cat([_nats(part @ table.T, wanted, gradient=False) for part, wanted in parts])
@@ -36,6 +37,7 @@ def token_nats(x: Float[Tensor, "N C"], table: Float[Tensor, "V C"], targets: In
 
 def mean_nats(x: Float[Tensor, "N C"], table: Float[Tensor, "V C"], targets: Int[Tensor, " N"]) -> Float[Tensor, ""]:
     """The mean of `token_nats`, for training: it has a gradient. In autocast the products are in its precision."""
+    _require_match(x, targets)
     dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
     return _MeanNats.apply(x, table, targets, dtype)
 
@@ -71,10 +73,14 @@ class _MeanNats(torch.autograd.Function):
         return dx * (dy / ctx.rows), dtable * (dy / ctx.rows), None, None
 
 
+def _require_match(x: Tensor, targets: Tensor) -> None:
+    """Raise a ValueError unless each row has a target, a whole number: the kernel can't see that itself."""
+    if targets.shape != x.shape[:1] or targets.is_floating_point() or targets.dtype == torch.bool:
+        raise ValueError(f"{len(targets)} targets of {targets.dtype} can't belong to {len(x)} rows")
+
+
 def _nats(logits: Float[Tensor, "n V"], targets: Int[Tensor, " n"], gradient: bool) -> Float[Tensor, " n"]:
     """Each row's loss; with `gradient` the logits become its gradient."""
-    if targets.shape != logits.shape[:1]:
-        raise ValueError(f"{len(targets)} targets can't belong to {len(logits)} rows")
     targets = targets.long().contiguous()
     if native.usable(logits):
         if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[1]:

@@ -13,7 +13,6 @@ Shapes: B texts, K of them that go on, T new tokens of each, V vocabulary, S the
 import ctypes
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from nlm_core import native
 from nlm_core.config import ModelConfig
 from nlm_core.errors import UserError
-from nlm_core.model import NLM, KVCache
+from nlm_core.model import NLM, KVCache, is_patched
 
 CPU = torch.device("cpu")  # by name, since PyTorch's default device can be another
 
@@ -48,10 +47,7 @@ def _is_plain(model: NLM) -> bool:
         and [weight.shape for weight in weights] == [weight.shape for weight in (*usual.parameters(), *usual.buffers())]
         and all(block.attn.n_heads == model.config.n_heads for block in model.blocks)
         and not nn.modules.module._has_any_global_hook()
-        and not any(
-            part._forward_hooks or part._forward_pre_hooks or any(map(callable, _own_attributes(part)))
-            for part in model.modules()
-        )
+        and not any(map(is_patched, model.modules()))
     )
 
 
@@ -63,11 +59,6 @@ def _usual(config: ModelConfig) -> NLM:
 
 def _structure(model: NLM) -> list[tuple[str, type, float | None]]:
     return [(name, type(part), getattr(part, "eps", None)) for name, part in model.named_modules()]
-
-
-def _own_attributes(part: nn.Module) -> list[Any]:
-    """What was put on this very object; a method that was replaced, for one."""
-    return [value for name, value in vars(part).items() if not name.startswith("_")]
 
 
 class TorchDecoder:
@@ -169,6 +160,10 @@ class NativeDecoder:
 
     def step(self, kept: list[int], tokens: Int[Tensor, " K"]) -> Float[Tensor, "K V"]:
         """As `TorchDecoder.step`."""
+        if sorted(set(kept)) != list(kept) or not set(kept) <= set(range(len(self.rows))):
+            raise ValueError(f"places among {len(self.rows)} texts, in ascending order, are wanted, not {kept}")
+        if len(tokens) != len(kept):
+            raise ValueError(f"{len(kept)} texts need a token each, not {len(tokens)}")
         if len(kept) < len(self.rows):
             self.rows, self.lengths = self.rows[kept], self.lengths[kept]
         return self._read(self.rows, self.lengths, tokens[:, None])
@@ -177,10 +172,10 @@ class NativeDecoder:
         self, rows: Int[Tensor, " K"], lengths: Int[Tensor, " K"], tokens: Int[Tensor, "K T"]
     ) -> Float[Tensor, "K V"]:
         """Read new tokens of the texts in these rows of the cache, and count them in `lengths`."""
-        if int(lengths.max()) + tokens.shape[1] > self.longest:
-            raise UserError(f"a text is longer than the {self.longest} tokens that this decoder was made for")
         if not tokens.numel():
             raise UserError("a text needs at least one token")
+        if int(lengths.max()) + tokens.shape[1] > self.longest:
+            raise UserError(f"a text is longer than the {self.longest} tokens that this decoder was made for")
         config, tokens = self.config, tokens.long().contiguous()
         if not 0 <= int(tokens.min()) <= int(tokens.max()) < config.vocab_size:
             raise UserError(f"a token id is outside the vocabulary of {config.vocab_size:,}")

@@ -43,7 +43,13 @@ def pick_precision(wanted: str, device: torch.device) -> str:
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager:
-    """The context in which forward passes run in that precision; weights stay float32."""
+    """The context in which forward passes run in that precision; weights stay float32.
+
+    Raises:
+        UserError: it is neither "float32" nor "bfloat16".
+    """
+    if precision not in ("float32", "bfloat16"):
+        raise UserError(f"precision must be float32 or bfloat16, not {precision!r}")
     if precision == "float32":
         return contextlib.nullcontext()
     # No cache: all threads of a process would share it, and each weight is used once in a pass.

@@ -51,20 +51,23 @@ def stream_nats(
 
 @contextlib.contextmanager
 def evaluating(model: NLM) -> Iterator[None]:
-    """Within this, dropout is off; then the model is in the mode that it was in, whatever happened."""
-    was_training = model.training
+    """Within this, dropout is off; then each part of the model is in the mode that it was in, whatever happened."""
+    before = [(part, part.training) for part in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        for part, was_training in before:
+            part.training = was_training
 
 
 def require_scorable(ids: Integer[np.ndarray, " N"], vocab_size: int) -> None:
     """Raise a UserError unless a model of this vocabulary can score the stream."""
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise UserError(f"a text to score is a row of whole numbers, not {ids.ndim} dimensions of {ids.dtype}")
     if len(ids) < 2:
         raise UserError("a text needs at least two tokens to be scored")
-    if int(ids.max()) >= vocab_size:
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
         raise UserError("the text was encoded with another tokenizer: it has ids outside the model's vocabulary")
 
 

@@ -220,3 +220,9 @@ class NLM(nn.Module):
         for layer, block in enumerate(self.blocks):
             x = block(x, layer, cache)
         return self.final_norm(x)
+
+
+def is_patched(part: nn.Module) -> bool:
+    """Whether a module has hooks or a replaced method, so that only calling it gives what it does."""
+    own = (value for name, value in vars(part).items() if not name.startswith("_"))
+    return bool(part._forward_hooks or part._forward_pre_hooks) or any(map(callable, own))

@@ -7,6 +7,7 @@ on whatever was drawn before. Almost all tokens can be ruled out without their n
 """
 
 import math
+import operator
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,11 +109,22 @@ def choose(
         sampling: how.
         seeds: one for each row.
         positions: of the tokens to be chosen.
+
+    Raises:
+        UserError: a row of logits has no largest number.
+        ValueError: seeds or positions are not as many as the rows, or not from 0 to 2^63 - 1.
     """
+    if not len(logits) == len(seeds) == len(positions):
+        raise ValueError(f"{len(logits)} rows need as many seeds and positions, not {len(seeds)} and {len(positions)}")
+    if not all(0 <= operator.index(number) < 2**63 for number in (*seeds, *positions)):
+        raise ValueError("seeds and positions are whole numbers from 0 to 2^63 - 1")
+    largest = logits.amax(dim=-1, keepdim=True)
+    if not largest.isfinite().all():
+        raise UserError("the model's logits are not finite numbers: its weights are damaged, or its training diverged")
     if sampling.temperature == 0:
         return logits.argmax(dim=-1).cpu()
     scores = logits.to("cpu", torch.float64, copy=True)
-    scores -= scores.amax(dim=-1, keepdim=True)  # or the smallest temperatures would make them infinite
+    scores -= largest.to(scores)  # or the smallest temperatures would make them infinite
     scores /= sampling.temperature
     scores = narrowed(scores, sampling.top_k, sampling.top_p)
     if native.library() is not None:

@@ -35,6 +35,7 @@ from nlm_core.optim import learning_rate, make_optimizers, restore_state, state_
 from nlm_core.runfolder import RunFolder
 from nlm_core.step import accumulate_gradients, update
 
+QUIET = 30  # seconds after which a run without a terminal says again where it is
 MEASURED_STEPS = 50  # a budget in minutes is turned into steps after so many
 
 
@@ -89,7 +90,7 @@ class Trainer:
         self.metrics: dict[str, Any] = {}
         self.unsaved = False
         self.record: dict[str, Any] = {}
-        self._started, self._reported_at = 0.0, (0, 0.0)
+        self._started, self._reported_at, self._said_at = 0.0, (0, 0.0), 0.0
 
     @property
     def stop_signal(self) -> int | None:
@@ -180,7 +181,7 @@ class Trainer:
         self.model.train()
         self._started = time.monotonic() - self.elapsed
         first_step, speed_from = self.step, None
-        self._reported_at = (self.step, self.elapsed)
+        self._reported_at, self._said_at = (self.step, self.elapsed), self.elapsed
         with tqdm(
             total=self.total,
             initial=self.step,
@@ -252,7 +253,9 @@ class Trainer:
         self.unsaved = True
         self._reported_at = (self.step, self.elapsed)
         bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s")
-        if self.progress and bar.disable and self._evaluation_is_due():  # no terminal: a line now and then instead
+        # No terminal: a line now and then instead.
+        if self.progress and bar.disable and (self._evaluation_is_due() or self.elapsed - self._said_at >= QUIET):
+            self._said_at = self.elapsed
             validation = f", validation {losses['validation_loss']}" if losses["validation_loss"] else ""
             self.say(f"step {self.step:,} of {self.total or '?'}: loss {loss:.3f}{validation}, {speed:,.0f} tokens/s")
 

@@ -9,6 +9,7 @@ costs no time and saves hardly any: the gradients of a batch come 1.0 times (0.9
 
 import contextlib
 import functools
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -51,14 +52,24 @@ def on_threads(work: Callable[[Item], Result], items: Sequence[Item], device: to
         for item in items:
             running.append(pool.submit(alone, item))
             if len(running) > workers:
-                yield running.popleft().result()
+                yield running[0].result()
+                running.popleft()
         while running:
-            yield running.popleft().result()
-    finally:
-        wait(running)
-        torch.set_num_threads(threads)
+            yield running[0].result()
+            running.popleft()
+    finally:  # also when the wait for a result was interrupted: nothing goes on behind the caller's back
+        try:
+            for future in running:
+                future.cancel()
+            wait(running)
+        finally:
+            torch.set_num_threads(threads)
 
 
 @functools.cache
 def _pool(workers: int, each: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, "nlm", initializer=lambda: torch.set_num_threads(each))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked process has the pools without their threads

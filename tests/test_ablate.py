@@ -1,14 +1,18 @@
 """Ablating heads takes away what they add and nothing else, and the shared work changes no number."""
 
 import copy
+import inspect
 import math
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from jaxtyping import TypeCheckError
 from torch import Tensor
 
+import nlm_core.ablate
+import nlm_core.loss
 from nlm_core.ablate import Losses, ablate, contributions, donors, gather, single_heads
 from nlm_core.config import ModelConfig
 from nlm_core.dropout import Dropout
@@ -269,15 +273,33 @@ def test_dropout_has_no_part_and_the_mode_is_kept(model):
 
 
 @pytest.mark.parametrize("work", [stream_nats, lambda model, ids: ablate(model, ids, SETS)])
-def test_the_mode_is_kept_where_the_work_is_interrupted(model, work, monkeypatch):
+def test_each_part_s_mode_is_kept_where_the_work_is_interrupted(model, work, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(model.final_norm, "forward", interrupted)
+    for module in (nlm_core.loss, nlm_core.ablate):
+        monkeypatch.setattr(module, "token_nats", interrupted)
     model.train()
+    model.blocks[1].eval()
+    before = [part.training for part in model.modules()]
     with pytest.raises(KeyboardInterrupt):
         work(model, IDS)
-    assert model.training
+    assert [part.training for part in model.modules()] == before
+
+
+@pytest.mark.parametrize("changes", [{"ids": IDS + 0.7}, {"groups": STORIES / 2}, {"ids": IDS[None]}])
+def test_what_is_no_row_of_whole_numbers_is_refused(model, changes):
+    """By jaxtyping in the tests, and by ourselves elsewhere."""
+    for function in (ablate, inspect.unwrap(ablate)):
+        with pytest.raises((UserError, TypeCheckError)):
+            function(**{"model": model, "ids": IDS, "ablations": SETS} | changes)
+
+
+@pytest.mark.parametrize("part", ["", "blocks.1", "blocks.0.attn"])
+def test_hooks_that_would_not_be_called_are_refused(model, part):
+    model.get_submodule(part).register_forward_hook(lambda part, given, y: 0 * y)
+    with pytest.raises(UserError, match="hooks on a block or its attention would have no effect"):
+        ablate(model, IDS, SETS)
 
 
 @pytest.mark.parametrize(
@@ -285,6 +307,9 @@ def test_the_mode_is_kept_where_the_work_is_interrupted(model, work, monkeypatch
     [
         ({"ids": IDS[:1]}, "at least two tokens"),
         ({"ids": np.append(IDS[1:], V)}, "another tokenizer"),
+        ({"ids": IDS.astype(int) - 1}, "another tokenizer"),
+        ({"groups": STORIES - 1}, "`groups` must be whole numbers from 0"),
+        ({"precision": "float17"}, "precision must be float32 or bfloat16, not 'float17'"),
         ({"mode": "random"}, "mode must be one of zero, mean, resample, not 'random'"),
         ({"mode": "resample", "stories": None}, "must know the story of each token"),
         ({"stories": STORIES[1:]}, "`stories` must have one number for each of the 46 tokens, not 45"),

@@ -77,7 +77,7 @@ def test_from_a_text_file_to_stories(nlm, mine, own_root, stories_file):
     assert err == ""
     code, out, _ = nlm("train", "--preset", "tiny", "--steps", "6", "--out", "run", *TINY)
     assert code == 0
-    assert "parameters, float32 on cpu, into run" in out
+    assert "parameters, float32 on cpu, 6 steps, into run" in out
     assert "bits per byte" in out
     code, out, _ = nlm("train", "--resume", "--out", "run", "--steps", "9")
     assert code == 0
@@ -256,3 +256,18 @@ def test_absurd_settings_are_refused_before_any_work(nlm, mine):
     refused(nlm("generate", GOLDEN, "-n", "3000000"), "1 to 10,000")
     refused(nlm("generate", GOLDEN, "--stop", "a\udcff"), "surrogate")
     refused(nlm("generate", GOLDEN, "--repetition-penalty", "1e-300"), "repetition_penalty")
+
+
+def test_how_to_go_on_is_said_for_one_process_and_for_several(own_root):
+    assert cli._resuming(own_root / "run", 1) == "nlm train --resume --out run"
+    assert cli._resuming(own_root / "run", 2) == "torchrun as before, -m nlm_core train --resume --out run"
+
+
+@pytest.mark.parametrize(("setting", "said"), [("0", False), (None, True)])
+def test_missing_kernels_are_mentioned_unless_they_are_not_wanted(nlm, setting, said, monkeypatch):
+    monkeypatch.setattr(cli.native, "library", lambda: None)
+    monkeypatch.delenv("NLM_NATIVE", raising=False)
+    if setting is not None:
+        monkeypatch.setenv("NLM_NATIVE", setting)
+    code, _, err = nlm("generate", GOLDEN, "--max-new-tokens", "2")
+    assert (code, "no compiled kernels" in err) == (0, said)

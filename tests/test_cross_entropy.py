@@ -26,11 +26,17 @@ def test_large_logits_keep_their_differences(form):
     torch.testing.assert_close(ours.grad, theirs.grad.float())
 
 
-@pytest.mark.parametrize(("rows", "targets"), [(10, 7), (7, 10), (CHUNK + 1, CHUNK), (0, 1)])
+@pytest.mark.parametrize(("rows", "targets"), [(10, 7), (7, 10), (CHUNK + 1, CHUNK), (CHUNK, CHUNK + 1), (0, 1)])
 @pytest.mark.parametrize("loss", [mean_nats, token_nats])
 def test_each_row_has_a_target(form, loss, rows, targets):
     with pytest.raises((ValueError, TypeCheckError)):
         loss(torch.zeros(rows, 4), torch.zeros(3, 4), torch.zeros(targets, dtype=torch.long))
+
+
+@pytest.mark.parametrize("loss", [mean_nats, token_nats])
+def test_a_target_is_a_whole_number(form, loss):
+    with pytest.raises((ValueError, TypeCheckError)):
+        loss(torch.zeros(2, 4), torch.zeros(3, 4), torch.tensor([0.9, 1.0]))
 
 
 def test_pytorchs_default_type_does_not_matter(form):

@@ -252,6 +252,11 @@ def test_what_would_be_read_from_beyond_a_table_is_refused():
     for prompt, complaint in (([], "at least one token"), ([10**6], "outside the vocabulary"), ([-1], "outside")):
         with pytest.raises(UserError, match=complaint):
             decoder.begin([prompt])
+    decoder.begin([[1, 2], [3]])
+    for kept, tokens in (([0, 1], [1, 2, 3]), ([0, 1], [1]), ([0, 2], [1, 2]), ([1, 0], [1, 2]), ([0, 0], [1, 2])):
+        with pytest.raises(ValueError, match="texts"):
+            decoder.step(kept, torch.tensor(tokens))
+    decoder.step([0, 1], torch.tensor([1, 2]))
 
 
 def test_without_kernels_pytorch_writes_the_same_text(tokenizer, monkeypatch):
@@ -300,7 +305,28 @@ def test_the_chosen_token_is_exactly_that_of_the_definition(seed, position, temp
         logits[2] = -torch.inf
     keys = ([seed, seed + 1, 0], [position, 0, position])
     sampling = Sampling(temperature, top_k, top_p)
+    if odd == "none":
+        with pytest.raises(UserError, match="logits are not finite numbers"):
+            choose(logits, sampling, *keys)
+        return
     assert choose(logits, sampling, *keys).tolist() == by_all_noise(logits, sampling, *keys).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_a_broken_model_is_not_asked_for_a_token(temperature, number):
+    logits = torch.zeros(2, 9)
+    logits[1, 3] = number
+    with pytest.raises(UserError, match="logits are not finite numbers"):
+        choose(logits, Sampling(temperature), [1, 2], [3, 4])
+
+
+@pytest.mark.parametrize(
+    "keys", [([1], [0, 1]), ([1, 2, 3], [0, 1]), ([], []), ([1, -1], [0, 1]), ([1, 2], [0, 2**63])]
+)
+def test_every_row_needs_a_seed_and_a_position(keys):
+    with pytest.raises(ValueError, match="seeds and positions"):
+        choose(torch.zeros(2, 9), Sampling(), *keys)
 
 
 def test_most_tokens_are_ruled_out():

@@ -28,11 +28,23 @@ def fresh(monkeypatch, tmp_path):
 
 def test_they_are_compiled_once_and_kept(fresh, monkeypatch):
     assert native.library() is not None
-    (kept,) = fresh.iterdir()
-    before = kept.stat().st_mtime_ns
+    before = {path.name: path.stat().st_mtime_ns for path in fresh.iterdir()}
+    assert [name.partition(".")[2] for name in sorted(before)] == ["sha256", "so"]
     native._library.cache_clear()
     assert native.library() is not None
-    assert [path.stat().st_mtime_ns for path in fresh.iterdir()] == [before]
+    assert {path.name: path.stat().st_mtime_ns for path in fresh.iterdir()} == before
+
+
+@pytest.mark.parametrize("damage", [lambda file: b"", lambda file: file[: len(file) // 2], lambda file: file[::-1]])
+def test_a_damaged_library_is_compiled_again_and_not_loaded(fresh, damage):
+    whole = native._build()
+    content = whole.read_bytes()
+    whole.write_bytes(damage(content))
+    assert native._build() == whole
+    assert len(whole.read_bytes()) == len(content)
+    next(fresh.glob("*.sha256")).unlink()
+    assert native.library() is not None
+    assert len(list(fresh.iterdir())) == 2
 
 
 def test_threads_that_ask_at_once_compile_once(fresh, monkeypatch, tmp_path):
@@ -64,7 +76,7 @@ def test_another_processor_gets_a_library_of_its_own(fresh, monkeypatch):
     first = native._build()
     monkeypatch.setattr(native, "_machine", lambda compiler: b"another")
     assert native._build() != first
-    assert len(list(fresh.iterdir())) == 2
+    assert len(list(fresh.glob("*.so"))) == 2
 
 
 def test_without_a_compiler_there_are_none(fresh, monkeypatch):
@@ -110,11 +122,11 @@ def test_without_openmp_the_kernels_use_one_thread(fresh, monkeypatch, tmp_path)
 def test_a_folder_that_others_can_write_is_not_trusted(fresh, monkeypatch):
     assert native.library() is not None
     native._library.cache_clear()
-    fresh.chmod(0o777)
+    fresh.chmod(0o720)
     assert native.library() is None
     native._library.cache_clear()
     fresh.chmod(0o700)
-    (kernels,) = fresh.iterdir()
+    (kernels,) = fresh.glob("*.so")
     kernels.chmod(0o777)
     assert native.library() is None
 
@@ -136,11 +148,20 @@ def test_they_can_be_switched_off(fresh, monkeypatch):
     assert not fresh.exists()
 
 
-@pytest.mark.parametrize(("compiler", "why"), [("false", "exit status 1"), ("not-there", "No such file.*not-there")])
+@pytest.mark.parametrize(
+    ("compiler", "why"),
+    [("false", "false ended with exit status 1"), ("not-there", "CC names not-there, which is not there")],
+)
 def test_where_they_are_asked_for_a_failure_says_why(fresh, monkeypatch, compiler, why):
     monkeypatch.setenv("NLM_NATIVE", "1")
     monkeypatch.setenv("CC", compiler)
     with pytest.raises(UserError, match=f"^the kernels can't be compiled here: .*{why}"):
+        native.library()
+
+
+def test_a_setting_that_means_nothing_is_refused(fresh, monkeypatch):
+    monkeypatch.setenv("NLM_NATIVE", "yes")
+    with pytest.raises(UserError, match=r"NLM_NATIVE is 0 .*, 1 .* or not set, not 'yes'"):
         native.library()
 
 

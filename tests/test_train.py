@@ -18,6 +18,7 @@ from tiny_runs import (
     weights,
 )
 
+from nlm_core import train
 from nlm_core.config import Budget, TrainConfig, preset
 from nlm_core.data import Corpus
 from nlm_core.errors import Diverged, UserError
@@ -51,6 +52,18 @@ def test_two_equal_runs_end_with_equal_bits_and_another_seed_does_not(corpus, tm
     c = trainer(tmp_path / "c", 12, optimizer=optimizer, seed=1).run()
     assert_same_weights(a, b)
     assert any(weights(a)[name].tobytes() != value.tobytes() for name, value in weights(c).items())
+
+
+def test_without_a_terminal_a_line_comes_now_and_then(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "QUIET", 0)
+    said = []
+    settings = {**SETTINGS, "eval_every": 1000}
+    new_run("tiny", "stories", tmp_path / "run", settings, Budget("steps", 7), say=said.append).run()
+    assert [line.partition(":")[0] for line in said if line.startswith("step")] == [
+        "step 3 of 7",
+        "step 6 of 7",
+        "step 7 of 7",
+    ]
 
 
 def test_only_two_checkpoints_are_kept(corpus, tmp_path):

@@ -1,6 +1,9 @@
 """Work on threads gives what it gives one by one, in order."""
 
+import subprocess
+import sys
 import threading
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -46,6 +49,50 @@ def test_an_error_comes_out_and_the_threads_stay_usable(threads):
         list(on_threads(lambda item: 1 // item, [2, 0, 1], CPU))
     assert torch.get_num_threads() == threads
     assert list(on_threads(str, [1, 2], CPU)) == ["1", "2"]
+
+
+def test_after_an_interruption_nothing_goes_on(monkeypatch):
+    """Ctrl-C while the main thread waits for a result."""
+    torch.set_num_threads(2)
+    begun, ended, go = [], [], threading.Event()
+
+    def work(item):
+        begun.append(item)
+        assert go.wait(60)
+        ended.append(item)
+
+    real = Future.result
+
+    def interrupted(future):
+        monkeypatch.setattr(Future, "result", real)
+        go.set()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Future, "result", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(on_threads(work, range(9), CPU))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert sorted(begun) == sorted(ended)
+    assert len(ended) <= 3
+
+
+FORKED = """
+import os, sys, torch
+from nlm_core.workers import on_threads
+torch.set_num_threads(2)
+work = lambda: list(on_threads(str, [1, 2, 3], torch.device("cpu")))
+work()
+if (child := os.fork()) == 0:
+    os._exit(0 if work() == ["1", "2", "3"] else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=120)
 
 
 def test_whether_gradients_are_wanted_goes_along(threads):

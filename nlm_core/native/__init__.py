@@ -12,6 +12,7 @@ that says why. The two ways agree to rounding; the tests of each module hold the
 gradients of gradients and works under `torch.func`.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 
 from nlm_core.errors import UserError
+from nlm_core.files import sha256_of, written_whole
 
 SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC"]
@@ -55,23 +57,33 @@ def _cache_folder() -> Path:
 def _require_own(path: Path) -> None:
     """Raise a PermissionError where somebody else could have put the code that is about to run."""
     status = path.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o002:
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise PermissionError(f"{path} can be written by others; set NLM_CACHE to a folder of your own")
 
 
 def _compiler() -> list[str]:
     if chosen := shlex.split(os.environ.get("CC", "")):
+        if shutil.which(chosen[0]) is None:
+            raise FileNotFoundError(f"CC names {chosen[0]}, which is not there; name another one, or unset CC")
         return chosen
     for name in ("cc", "gcc", "clang"):
         if found := shutil.which(name):
             return [found]
-    raise FileNotFoundError("there is no C compiler")
+    raise FileNotFoundError("there is no C compiler; install one, such as gcc")
 
 
 def _machine(compiler: list[str]) -> bytes:
     """What the compiler knows about itself and this processor, so that machines that share a home do no harm."""
-    macros = [*compiler, *FLAGS, "-dM", "-E", "-x", "c", os.devnull]
-    return subprocess.run(macros, capture_output=True, check=True, timeout=60).stdout
+    return _call([*compiler, *FLAGS, "-dM", "-E", "-x", "c", os.devnull])
+
+
+def _call(command: list[str]) -> bytes:
+    """Run a compiler and return what it printed; a ChildProcessError says how it ended."""
+    done = subprocess.run(command, capture_output=True, timeout=300)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()[-2:]
+        raise ChildProcessError("; ".join([f"{command[0]} ended with exit status {done.returncode}", *said]))
+    return done.stdout
 
 
 def _build() -> Path:
@@ -85,11 +97,16 @@ def _build() -> Path:
     target = _cache_folder() / f"kernels-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _require_own(target.parent)
-    if not target.exists():
+    digest = target.with_suffix(".sha256")
+    if not (target.is_file() and digest.is_file() and digest.read_text() == sha256_of(target)):
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / target.name
             _compile(compiler, made)
+            made.chmod(0o700)
             made.replace(target)  # whole, whoever else builds it at the same moment
+        # A damaged library would end the process when it is loaded; what a crash cut short is compiled again.
+        with written_whole(digest, "w") as file:
+            file.write(sha256_of(target))
     _require_own(target)
     return target
 
@@ -97,18 +114,16 @@ def _build() -> Path:
 def _compile(compiler: list[str], target: Path) -> None:
     sources = [str(path) for path in SOURCES if path.suffix == ".c"]
     for threads in THREADS:
-        command = [*compiler, *FLAGS, *threads, *sources, "-o", str(target), "-lm"]
-        done = subprocess.run(command, capture_output=True, timeout=300)
-        if done.returncode == 0:
+        with contextlib.suppress(*[ChildProcessError] * (threads is not THREADS[-1])):
+            _call([*compiler, *FLAGS, *threads, *sources, "-o", str(target), "-lm"])
             return
-    done.check_returncode()
 
 
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None where there are none.
 
     Raises:
-        UserError: there are none, but NLM_NATIVE=1 asks for them.
+        UserError: there are none, but NLM_NATIVE=1 asks for them; or NLM_NATIVE is neither 0 nor 1.
     """
     with _lock:  # the first thread compiles, and the others wait for it
         return _library()
@@ -116,7 +131,9 @@ def library() -> ctypes.CDLL | None:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    wanted = os.environ.get("NLM_NATIVE")
+    wanted = os.environ.get("NLM_NATIVE") or None
+    if wanted not in (None, "0", "1"):
+        raise UserError(f"NLM_NATIVE is 0 (no kernels), 1 (kernels or an error) or not set, not {wanted!r}")
     if wanted == "0":
         return None
     try:
@@ -124,9 +141,7 @@ def _library() -> ctypes.CDLL | None:
     except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
         if wanted != "1":
             return None
-        said = getattr(error, "stderr", None) or b""
-        lines = [str(error), *(line for line in said.decode(errors="replace").splitlines() if "error" in line)]
-        raise UserError(f"the kernels can't be compiled here: {'; '.join(lines[:2])}") from None
+        raise UserError(f"the kernels can't be compiled here: {error}") from None
     for name, kinds in FUNCTIONS.items():
         getattr(kernels, name).argtypes = kinds
     return kernels

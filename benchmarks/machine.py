@@ -4,13 +4,14 @@ import ast
 import hashlib
 import os
 import platform
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
+from benchmarks.peers import require
 from nlm_core import native
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,6 +29,7 @@ ALLOCATOR = {
 def physical_cores() -> int:
     """The cores that this process may use; a second thread on the same core does not speed up matrix products."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    psutil = require("psutil")
     return min(psutil.cpu_count(logical=False) or usable, usable)
 
 
@@ -69,7 +71,7 @@ def describe() -> dict[str, Any]:
                 for key, has in torch.cpu.get_capabilities().items()
                 if has is True and key.startswith(("avx", "amx", "fma", "asimd", "sve", "bf16"))
             ),
-            "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+            "memory_gb": round(require("psutil").virtual_memory().total / 1e9, 1),
             "system": f"{platform.system()} {platform.machine()}",
         },
         "versions": versions,
@@ -77,6 +79,15 @@ def describe() -> dict[str, Any]:
         "native_kernels": native.library() is not None,
         "allocator": {name: os.environ.get(name) for name in ALLOCATOR},
     }
+
+
+def commit() -> str | None:
+    """The commit of git, with "-dirty" behind it where files differ from it; None without git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def code_hash() -> str:

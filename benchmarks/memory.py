@@ -16,11 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks.inputs import Inputs
 from benchmarks.machine import ROOT
 from benchmarks.measure import seconds
+from benchmarks.peers import require
 from nlm_core.errors import UserError, one_line_errors
 
 STEPS = 3
@@ -33,7 +32,7 @@ def peak_of(work: Callable[[], Any]) -> dict[str, Any]:
     """
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    before = psutil.Process().memory_info().rss
+    before = require("psutil").Process().memory_info().rss
     work()
     return {"peak": max(0, highest_resident_size() - before), "after_setup": before}
 

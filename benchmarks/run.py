@@ -4,7 +4,7 @@
     python -m benchmarks.run generation scoring      some of them
     python -m benchmarks.run growth                  how ours grows (`make bench-growth`)
     python -m benchmarks.run --quick                 all of the code on a tiny model; the figures mean nothing
-    python -m benchmarks.run --show                  the table of what was measured before
+    python -m benchmarks.run --show                  the table of all that was measured before
     python -m benchmarks.run --markdown              the README's table, to be put there
 
 Each family of rows runs in a process of its own, with the same threads and allocator settings for both sides. A run of
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.inputs import Inputs
-from benchmarks.machine import ROOT, code_hash, describe, environment_of_children, physical_cores
+from benchmarks.machine import ROOT, code_hash, commit, describe, environment_of_children, physical_cores
 from benchmarks.measure import say
 from benchmarks.peers import require
 from benchmarks.tables import markdown, tables
@@ -56,6 +56,10 @@ def child(family: str, quick: bool, out: Path) -> None:
     inputs = Inputs.quick() if quick else Inputs()
     rows = importlib.import_module(f"benchmarks.{family}").measure(inputs)
     made = {"measured": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "code": code_hash()}
+    made["commit"] = commit()
+    for row in rows:
+        if quick and "verdict" in row:
+            row["verdict"] = "none"
     write_json(out, {"environment": describe(), "rows": {row["row"]: row | made for row in rows}})
 
 
@@ -65,6 +69,27 @@ def merged(before: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     if dropped := len(before.get("rows", {})) - len(kept):
         say(f"{dropped} rows of another environment are dropped: run them again")
     return {"environment": new["environment"], "rows": kept | new["rows"]}
+
+
+def results_before(path: Path) -> dict[str, Any]:
+    """Read results.json.
+
+    Raises:
+        UserError: the file is missing or is something else.
+    """
+    results = read_json(path)
+    if not all(isinstance(results.get(part), dict) for part in ("environment", "rows")):
+        raise UserError(f"{shown(path)} holds no results of benchmarks; move it away, or give another --results")
+    return results
+
+
+def require_writable(path: Path) -> None:
+    """Raise an OSError or a UserError where a file can't be written."""
+    if path.is_dir():
+        raise UserError(f"{shown(path)} is a folder; give the name of a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path.parent):
+        pass
 
 
 def main(words: list[str] | None = None) -> None:
@@ -86,16 +111,22 @@ def main(words: list[str] | None = None) -> None:
         child(families[0], arguments.quick, arguments.child)
         return
     path = arguments.results or (None if arguments.quick else RESULTS)
-    results = read_json(path) if path and path.exists() else {}
     if arguments.show or arguments.markdown:
-        print((markdown if arguments.markdown else tables)(read_json(path or RESULTS)))
+        if arguments.families or arguments.quick:
+            raise UserError("what was measured before is shown as a whole: leave out the families and --quick")
+        print((markdown if arguments.markdown else tables)(results_before(path)))
         return
+    results = results_before(path) if path and path.exists() else {}
+    if path:
+        require_writable(path)  # now, and not after an hour
     for peer in sorted({PEERS[family] for family in families if family in PEERS}):
         require(peer)
     for family in families:
         results = merged(results, run_family(family, arguments.quick, arguments.threads))
         if path:
             write_json(path, results)
+    if arguments.quick:
+        print("A tiny model and two rounds: the code ran, and the figures mean nothing.\n")
     print(tables(results))
     if path:
         print(f"\nWritten to {shown(path)}.")

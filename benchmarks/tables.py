@@ -5,6 +5,8 @@ from typing import Any
 
 from benchmarks.measure import Side
 
+# "none": of a model so small that its figures mean nothing
+VERDICTS = {"missed": "missed", "goal": "goal met", "stretch": "stretch met", "none": "-"}
 PEER_SETTINGS = ("precision", "attention", "micro_batch", "checkpointing")
 
 
@@ -18,7 +20,15 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
-def comparisons(rows: Sequence[dict[str, Any]]) -> str:
+def shares(row: dict[str, Any]) -> str:
+    """Where our time goes, the most first."""
+    return ", ".join(
+        f"{kind} ({share:.0%})" for kind, share in sorted(row["profile"].items(), key=lambda item: -item[1])
+    )
+
+
+def comparisons(rows: Sequence[dict[str, Any]], everything: Sequence[dict[str, Any]]) -> str:
+    """The comparisons and notes on them; `everything` are all rows, some of which explain a comparison."""
     head = ["row", "ours", "peer", "", "ratio", "quartiles", "range", "goal", "stretch", "verdict"]
     body = []
     for row in rows:
@@ -34,15 +44,15 @@ def comparisons(rows: Sequence[dict[str, Any]]) -> str:
                 "{:.2f}..{:.2f}".format(*ratio["range"]),
                 f"{sign} {row['goal']:g}",
                 f"{sign} {row['stretch']:g}",
-                {"missed": "missed", "goal": "goal met", "stretch": "stretch met"}[row["verdict"]],
+                VERDICTS[row["verdict"]],
             ]
         )
     notes = ["The ratio is the median over the rounds; memory: ours / peer, else: peer's time / ours."]
     notes += [f"{row['row']}: {described(row['ours'])} beside {described(row['peer'])}" for row in rows]
+    explained = {work["of"] for row in everything for work in row.get("works", [])}
     for row in rows:
-        if "profile" in row:
-            shares = sorted(row["profile"].items(), key=lambda item: -item[1])
-            notes.append(f"{row['row']}: our time is {', '.join(f'{kind} {share:.0%}' for kind, share in shares)}")
+        if "profile" in row and row["row"] not in explained:
+            notes.append(f"{row['row']}: our time is {shares(row)}")
         if "peer_most_frugal" in row:
             notes.append(frugal(row))
     return table([head, *body]) + "\n\n" + "\n".join(notes)
@@ -55,32 +65,36 @@ def frugal(row: dict[str, Any]) -> str:
     settings = {key: value for key, value in found.items() if key in PEER_SETTINGS}
     steps = [min(entry["step_seconds"]) for entry in (found, *row["peer_tried"]) if "step_seconds" in entry]
     return (
-        f"{row['row'].capitalize()}: the peer above runs as it is fastest. At its most frugal "
-        f"({Side('transformers', settings)}) it needs {found['peak'] / 1e6:,.0f} MB, the ratio is {ours:.2f}, and its "
-        f"step takes {steps[0] / min(steps):.1f} times as long."
+        f"{row['row']}: the peer runs as it is fastest. At its most frugal ({Side('transformers', settings)}) it needs "
+        f"{found['peak'] / 1e6:,.0f} MB, the ratio is {ours:.2f}, and its step takes {steps[0] / min(steps):.1f} times "
+        "as long."
     )
 
 
 def markdown(results: dict[str, Any]) -> str:
     """The comparisons as the README's table."""
-    lines = ["| | nlm | the peer | | ratio (range) | goal |", "|---|---|---|---|---|---|"]
+    lines = ["| | peer | nlm | the peer | | ratio (range) | goal |", "|---|---|---|---|---|---|---|"]
     compared = [row for row in results["rows"].values() if "ratio" in row]
     for row in compared:
         low, high = row["ratio"]["range"]
         sign = "at most" if row["smaller_is_better"] else "at least"
-        lines.append(
-            f"| {row['row']}: {described(row['ours'])}; {described(row['peer'])} | {row['ours']['median']:,.0f} "
-            f"| {row['peer']['median']:,.0f} | {row['unit']} | {row['ratio']['median']:.2f} ({low:.2f} to {high:.2f}) "
-            f"| {sign} {row['goal']:g}: {'missed' if row['verdict'] == 'missed' else 'met'} |"
-        )
-    lines += [f"\n{frugal(row)}" for row in compared if "peer_most_frugal" in row]
+        cells = [row["row"], row["peer"]["name"], f"{row['ours']['median']:,.0f}", f"{row['peer']['median']:,.0f}"]
+        cells += [row["unit"], f"{row['ratio']['median']:.2f} ({low:.2f} to {high:.2f})"]
+        cells.append(f"{sign} {row['goal']:g}: {'missed' if row['verdict'] == 'missed' else 'met'}")
+        lines.append(f"| {' | '.join(cells)} |")
+        if "peer_most_frugal" in row:
+            peak = row["peer_most_frugal"]["peak"] / 1e6
+            cells = ["the same, beside the peer at its most frugal", *cells[1:3], f"{peak:,.0f}", row["unit"]]
+            lines.append(f"| {' | '.join(cells)} | {row['ours']['median'] / peak:.2f} | |")
+    lines.append("")
+    lines += [f"- {row['row']}: {described(row['ours'])} beside {described(row['peer'])}" for row in compared]
+    lines += [f"- {frugal(row)}" for row in compared if "peer_most_frugal" in row]
+    lines += [f"- {line}" for line in shortfalls(list(results["rows"].values()))]
+    lines += [f"- {grown(row)}" for row in results["rows"].values() if "table" in row]
     machine, versions = results["environment"]["machine"], results["environment"]["versions"]
     packages = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    lines += ["", f"On {machine['processor']}, {machine['cores']} cores, with {packages}."]
-    lines += [f"\n{line}" for line in shortfalls(list(results["rows"].values()))]
-    lines += [f"\n{grown(row)}" for row in results["rows"].values() if "table" in row]
-    if note := mixed(list(results["rows"].values())):
-        lines += ["", note]
+    note = mixed(list(results["rows"].values()))
+    lines.append(f"- On {machine['processor']}, {machine['cores']} cores, with {packages}.{f' {note}' if note else ''}")
     return "\n".join(lines)
 
 
@@ -100,16 +114,15 @@ def shortfalls(rows: Sequence[dict[str, Any]]) -> list[str]:
     lines = []
     for work in works:
         row, share = compared[work["of"]], work["share"]["median"]
-        shares = sorted(row["profile"].items(), key=lambda item: -item[1])
         if row["ours"]["settings"]["precision"] != work["precision"]:
             continue  # another roofline
         lines.append(
-            f"{work['of'].capitalize()}: our side reaches {share:.0%} of the speed of PyTorch's matrix products alone "
+            f"{work['of']}: our side reaches {share:.0%} of the speed of PyTorch's matrix products alone "
             f"({len(work['share']['rounds'])} rounds in turn, {{:.0%}} to {{:.0%}}); the goal would take ".format(
                 *work["share"]["range"]
             )
             + f"{share * row['goal'] / row['ratio']['median']:.0%}. On one thread our time goes into "
-            f"{', '.join(f'{kind} ({part:.0%})' for kind, part in shares)}."
+            f"{shares(row)}."
         )
     return lines
 
@@ -134,7 +147,10 @@ def grown(row: dict[str, Any]) -> str:
     smallest, largest = (choose(table, key=lambda line: line["peak_mb"]) for choose in (min, max))
     speeds = [f"{line['tokens_per_second']:,.0f} tokens a second ({sizes_of(line)})" for line in (slowest, fastest)]
     peaks = [f"{line['peak_mb']:,.0f} MB ({sizes_of(line)})" for line in (smallest, largest)]
-    return f"Training does from {' to '.join(speeds)}, and a step needs from {' to '.join(peaks)}."
+    return (
+        f"Training does from {' to '.join(speeds)}, and a step needs from {' to '.join(peaks)}; each was measured in "
+        "one process, in two steps."
+    )
 
 
 def sizes_of(line: dict[str, Any]) -> str:
@@ -182,7 +198,7 @@ def tables(results: dict[str, Any]) -> str:
     compared = [row for row in rows if "ratio" in row]
     parts = [environment(results["environment"])]
     if compared:
-        parts.append(comparisons(compared))
+        parts.append(comparisons(compared, rows))
     parts += ["\n".join(lines)] if (lines := shortfalls(rows)) else []
     parts += [fast_paths(row) for row in rows if "paths" in row]
     parts += [growth(row) for row in rows if "table" in row]

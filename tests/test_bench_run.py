@@ -26,6 +26,7 @@ from nlm_core.config import ModelConfig
 from nlm_core.errors import UserError
 from nlm_core.model import NLM
 
+REAL_RUN_FAMILY = run.run_family
 pytestmark = pytest.mark.usefixtures("peers_offline")
 
 
@@ -89,10 +90,40 @@ def test_the_code_is_told_apart_by_what_it_does():
     assert without_words(code.format("a", 1, "b")) != without_words(code.format("a", 2, "b"))
 
 
-@pytest.mark.parametrize(("words", "message"), [(["speed"], "no speed; there are"), (["--threads", "0"], "1 or more")])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["speed"], "no speed; there are"),
+        (["--threads", "0"], "1 or more"),
+        (["--show", "scoring"], "leave out the families and --quick"),
+        (["--show", "--results", "nowhere.json"], "nowhere.json does not exist"),
+    ],
+)
 def test_wrong_arguments_are_named(words, message):
     with pytest.raises(UserError, match=message):
         run.main(words)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"rows": {}}', '{"environment": {}, "rows": []}'])
+def test_what_is_no_results_file_stays_and_nothing_is_measured(content, tmp_path, monkeypatch):
+    path = tmp_path / "results.json"
+    path.write_text(content)
+    monkeypatch.setattr(run, "run_family", lambda *_: pytest.fail("ran"))
+    with pytest.raises(UserError, match="holds no results of benchmarks"):
+        run.main(["scoring", "--results", str(path)])
+    assert path.read_text() == content
+    with pytest.raises(UserError, match="folder"):
+        run.main(["scoring", "--results", str(tmp_path)])
+
+
+def test_quick_figures_are_not_judged(capsys, monkeypatch):
+    monkeypatch.setattr(run, "run_family", lambda *_: fake_rows("a"))
+    run.main(["--quick", "scoring"])
+    assert capsys.readouterr().out.startswith(
+        "A tiny model and two rounds: the code ran, and the figures mean nothing."
+    )
+    made = REAL_RUN_FAMILY("scoring", quick=True, threads=1)
+    assert {row["verdict"] for row in made["rows"].values()} == {"none"}
 
 
 def test_a_family_runs_in_a_process_with_the_settings_of_both_sides():

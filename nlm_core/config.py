@@ -116,6 +116,10 @@ class TrainConfig(Config):
         micro_batch_size: windows per forward and backward pass; gradients are added up. On a CPU each core works on a
             micro-batch of its own; on a GPU larger ones are faster.
         eval_tokens: how much of the "choose" half of the validation text each evaluation reads.
+        save_every: steps between two checkpoints.
+        keep: how many checkpoints stay: the newest, and those before it to fall back to.
+        keep_doublings: save after steps 1, 2, 4, 8 and so on as well, and let those stay: snapshots of the training,
+            dense at its beginning.
         precision: "float32", "bfloat16" (autocast), or "auto": bfloat16 where the processor is fast at it.
         device: "cpu", "cuda", "mps", or "auto".
         compile: compile the blocks with `torch.compile` (slow to start, faster steps).
@@ -138,6 +142,8 @@ class TrainConfig(Config):
     eval_every: int = 250
     eval_tokens: int = 100_000
     save_every: int = 250
+    keep: int = 2
+    keep_doublings: bool = False
     precision: str = "auto"
     device: str = "auto"
     compile: bool = False
@@ -147,7 +153,7 @@ class TrainConfig(Config):
             value = getattr(self, name)
             self._require(0 <= value < math.inf, f"{name} must be a finite number, 0 or more, not {value}")
         self._require(self.seed < 1 << 63, f"seed must fit into 63 bits, which {self.seed} does not")
-        for name in ("batch_size", "micro_batch_size", "log_every", "eval_every", "eval_tokens", "save_every"):
+        for name in ("batch_size", "micro_batch_size", "log_every", "eval_every", "eval_tokens", "save_every", "keep"):
             value = getattr(self, name)
             self._require(1 <= value <= 1 << 40, f"{name} must be 1 to {1 << 40:,}, not {value}")
         self._require(self.batch_size <= 1 << 16, f"batch_size must be at most {1 << 16:,}, not {self.batch_size}")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nlm_core.checkpoint import load_checkpoint, step_folders
 from nlm_core.config import PRESETS, Budget, ModelConfig, TrainConfig, preset
 from nlm_core.data import Corpus, the_corpus
 from nlm_core.distributed import Team
@@ -50,6 +51,50 @@ def resume_run(
         UserError: there is no run, its text or tokenizer has changed, or a setting would change that may not.
     """
     return _trainer(lambda: _remembered(RunFolder(out), data, overrides, budget), say, team or Team())
+
+
+def complete_run(
+    preset_name: str,
+    data: str,
+    out: Path,
+    overrides: dict[str, Any],
+    budget: Budget,
+    say: Callable[[str], None] = print,
+) -> Path | None:
+    """Start a run, or go on with it, or leave it as it is, whichever is needed for it to be complete.
+
+    Args:
+        preset_name, data, out, overrides, budget: as for `new_run`.
+        say: told what a person should know.
+
+    Returns:
+        The folder of its last checkpoint; None if a signal ended the run early.
+
+    Raises:
+        UserError: the folder holds a run of other settings or another text.
+    """
+    folder = RunFolder(out)
+    if folder.started():
+        corpus, before = Corpus.open(the_corpus(data)), folder.read_config()
+        model, config = preset(preset_name, corpus.tokenizer.vocab_size, overrides)
+        tokens_per_step = config.batch_size * model.context_length
+        asked = {"steps": budget.steps(tokens_per_step), "text": corpus.manifest["maps"]["train"]["sha256"]}
+        asked |= {**model.to_dict(), **config.to_dict()}
+        has = {"steps": before["budget"]["steps"], "text": before["data"]["train"]["sha256"]}
+        has |= {**before["model"], **before["train"]}
+        settled = ("precision", *MAY_CHANGE)  # "auto" became what it means here
+        if changed := [key for key in asked if key not in settled and has.get(key, asked[key]) != asked[key]]:
+            raise UserError(
+                f"{shown(folder.path)} holds a run of another {changed[0]}: {has[changed[0]]!r} and not "
+                f"{asked[changed[0]]!r}; move it away first"
+            )
+        if step_folders(folder.path) and load_checkpoint(folder.path)["step"] == asked["steps"]:
+            return step_folders(folder.path)[-1]
+        trainer = resume_run(folder.path, data, {}, budget, say)
+    else:
+        trainer = new_run(preset_name, data, folder.path, overrides, budget, say)
+    last = trainer.run()
+    return last if trainer.stop_signal is None else None
 
 
 def _fresh(

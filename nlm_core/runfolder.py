@@ -25,9 +25,13 @@ COLUMNS = [
     "elapsed",
 ]
 # What may differ when a run is resumed, beside the budget. Anything else would make it another run.
-MAY_CHANGE = ("log_every", "eval_every", "eval_tokens", "save_every", "device")
+MAY_CHANGE = ("log_every", "eval_every", "eval_tokens", "save_every", "keep", "keep_doublings", "device")
 LOCK = ".lock"
-KEPT = 2  # checkpoints: the newest, and one to fall back to
+
+
+def is_doubling(step: int) -> bool:
+    """Whether a step is one of 1, 2, 4, 8 and so on."""
+    return step.bit_count() == 1
 
 
 class RunFolder:
@@ -142,9 +146,16 @@ class RunFolder:
                 shutil.rmtree(folder)
         return checkpoint
 
-    def prune(self) -> None:
-        for folder in step_folders(self.path)[:-KEPT]:
-            shutil.rmtree(folder)
+    def prune(self, keep: int, doublings: bool) -> None:
+        """Remove all checkpoints but the newest ones.
+
+        Args:
+            keep: how many stay.
+            doublings: whether those of steps 1, 2, 4, 8 and so on stay as well.
+        """
+        for folder in step_folders(self.path)[:-keep]:
+            if not (doublings and is_doubling(int(folder.name.removeprefix("step-")))):
+                shutil.rmtree(folder)
 
     def cut_log(self, step: int) -> Path | None:
         """Drop what was logged after `step`: a resumed run does those steps again. Also starts a new log.

@@ -32,7 +32,7 @@ from nlm_core.interrupt import Interrupt
 from nlm_core.loss import bits_per_byte, stream_nats
 from nlm_core.model import NLM
 from nlm_core.optim import learning_rate, make_optimizers, restore_state, state_arrays
-from nlm_core.runfolder import RunFolder
+from nlm_core.runfolder import RunFolder, is_doubling
 from nlm_core.step import accumulate_gradients, update
 
 QUIET = 30  # seconds after which a run without a terminal says again where it is
@@ -125,7 +125,7 @@ class Trainer:
                 "settings": self.config.to_dict(),
             },
         )
-        self.folder.prune()
+        self.folder.prune(self.config.keep, self.config.keep_doublings)
 
     # ---- the run
 
@@ -193,7 +193,7 @@ class Trainer:
                 if self.team.first and self.loss_count and self._report_is_due():
                     self._report(bar)
                 leave = self._stopping() or self.step == self.total
-                if (leave or self.step % self.config.save_every == 0) and self.team.broadcast(lambda: self.unsaved):
+                if (leave or self._save_is_due()) and self.team.broadcast(lambda: self.unsaved):
                     self._save()
                 if leave:
                     self.team.barrier()  # for the checkpoint: the launcher ends the rest when one process has ended
@@ -223,6 +223,9 @@ class Trainer:
 
     def _evaluation_is_due(self) -> bool:
         return self.step % self.config.eval_every == 0 or self.step == self.total
+
+    def _save_is_due(self) -> bool:
+        return self.step % self.config.save_every == 0 or (self.config.keep_doublings and is_doubling(self.step))
 
     def _report_is_due(self) -> bool:
         return self.step % self.config.log_every == 0 or self._evaluation_is_due()

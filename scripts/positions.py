@@ -17,12 +17,11 @@ import numpy as np
 import torch
 
 from nlm_core import NLM, UserError, load_checkpoint
-from nlm_core.checkpoint import step_folders
-from nlm_core.config import POSITIONS, Budget, preset
+from nlm_core.config import POSITIONS, Budget
 from nlm_core.data import Corpus
 from nlm_core.errors import one_line_errors
 from nlm_core.files import project_root, read_json, shown
-from nlm_core.launch import new_run, resume_run
+from nlm_core.launch import complete_run
 from nlm_core.loss import stream_nats
 from nlm_core.positions import cosines, mantel, parts, shuffled
 from nlm_core.records import RESULTS, write_record
@@ -85,30 +84,12 @@ def folder_of(what: str) -> Path:
     return project_root() / "runs" / {"train": "positions-trained", "damage": "positions-damaged"}[what]
 
 
-def require_same_run(folder: Path, corpus: str, overrides: dict[str, Any]) -> None:
-    """A finished run is taken as it is, so it has to be the one that is asked for."""
-    opened, before = Corpus.open(corpus), read_json(folder / "config.json")
-    model, config = preset("tiny", opened.tokenizer.vocab_size, overrides)
-    asked = (model.to_dict(), config.seed, STEPS, opened.manifest["maps"]["train"]["sha256"])
-    text = before["data"]["train"]["sha256"]
-    if asked != (before["model"], before["train"]["seed"], before["budget"]["steps"], text):
-        raise UserError(f"{shown(folder)} holds a run of other settings or another text; move it away first")
-
-
 def trained(folder: Path, corpus: str, overrides: dict[str, Any]) -> NLM:
     """Return the model of a run, after starting the run or going on with it as needed."""
-    budget = Budget("steps", STEPS)
-    if not (folder / "config.json").exists():
-        trainer = new_run("tiny", corpus, folder, overrides, budget)
-    else:
-        require_same_run(folder, corpus, overrides)
-        if step_folders(folder) and load_checkpoint(folder)["step"] == STEPS:
-            return NLM.from_checkpoint(folder)
-        trainer = resume_run(folder, corpus, {}, budget)
-    trainer.run()
-    if trainer.stop_signal is not None:
+    last = complete_run("tiny", corpus, folder, overrides, Budget("steps", STEPS))
+    if last is None:
         raise SystemExit(130)
-    return NLM.from_checkpoint(folder)
+    return NLM.from_checkpoint(last)
 
 
 def train(corpus: str) -> None:

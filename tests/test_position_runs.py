@@ -52,7 +52,7 @@ def test_kinds_of_positions_are_trained_and_scored(script, corpus, own_root, cap
     assert (folder / "results.json").read_text() == before
 
     script.__globals__.update(SETTINGS={**SHAPE, "n_layers": 1})
-    with pytest.raises(UserError, match="learned-0 holds a run of other settings or another text; move it away first"):
+    with pytest.raises(UserError, match="learned-0 holds a run of another n_layers: 2 and not 1; move it away first"):
         script(["train", "stories"])
     capsys.readouterr()
 

@@ -74,6 +74,12 @@ def test_only_two_checkpoints_are_kept(corpus, tmp_path):
     ]
 
 
+def test_snapshots_of_doubled_steps_stay(corpus, tmp_path):
+    trainer(tmp_path / "run", 22, keep=3, keep_doublings=True).run()
+    kept = sorted(int(path.name.removeprefix("step-")) for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == [1, 2, 4, 8, 16, 20, 22]
+
+
 def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(corpus, tmp_path):
     run = trainer(tmp_path / "run", save_every=5)
     train_step = run._train_step

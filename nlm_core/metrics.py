@@ -1,0 +1,177 @@
+"""What can be counted in a generated text: repetition, variety, endings, made-up words, names, copies.
+
+None of these says whether a story makes sense; that is left to people who read it. The posts give no definitions of
+theirs, so these are ours. "Words" are runs of letters and digits with their apostrophes, in lower case. Nothing here
+knows of models.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from nlm_core.text import SEPARATOR
+
+WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
+SENTENCE_END = re.compile(r"[.!?][\"'”’)]*\s*$")
+SENTENCE_START = re.compile(r"(?:^|[.!?:][\"'”’)]*|\n|[\"“‘(])\s*$")
+NGRAMS = (2, 3, 4, 5)
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text, in lower case; the separator is none.
+
+    >>> words_of("Tom's dog said: Stop!<|endoftext|>")
+    ["tom's", 'dog', 'said', 'stop']
+    """
+    return [word.lower().replace("’", "'") for word in WORD.findall(text.replace(SEPARATOR, "\n"))]
+
+
+def ngrams(words: Sequence[str], n: int) -> list[tuple[str, ...]]:
+    """All runs of n words, in order."""
+    return [tuple(words[at : at + n]) for at in range(len(words) - n + 1)]
+
+
+def repeated(words: Sequence[str], n: int) -> int:
+    """How many runs of n words have occurred before in the text.
+
+    >>> repeated("tom and his dog and his dog".split(), 2)
+    2
+    """
+    runs = ngrams(words, n)
+    return len(runs) - len(set(runs))
+
+
+def seq_rep(words: Sequence[str], n: int = 4) -> float:
+    """The share of runs of n words that have occurred before (seq-rep-n of Welleck et al. 2019); nan without a run."""
+    runs = ngrams(words, n)
+    return repeated(words, n) / len(runs) if runs else float("nan")
+
+
+def distinct(words: Sequence[str], n: int) -> float:
+    """The share of runs of n words that are different ones (distinct-n of Li et al. 2016); nan without a run."""
+    return 1 - seq_rep(words, n)
+
+
+def type_token_ratio(words: Sequence[str], length: int) -> float:
+    """Different words among the first `length`, as a share; nan where there are fewer: it falls with the length."""
+    return len(set(words[:length])) / length if len(words) >= length else float("nan")
+
+
+def ends_a_sentence(text: str) -> bool:
+    """Whether a text ends with a full stop, question or exclamation mark, with or without closing quotes."""
+    return SENTENCE_END.search(text) is not None
+
+
+def made_up(words: Sequence[str], known: set[str]) -> float:
+    """The share of words that are not known; nan without a word.
+
+    Args:
+        words: of a text.
+        known: in lower case, such as all words of the training text.
+    """
+    return sum(word not in known for word in words) / len(words) if words else float("nan")
+
+
+def names_with_places(text: str) -> list[tuple[int, str]]:
+    """Where words stand that begin with a capital letter although no sentence begins there, and the words; "I" is none.
+
+    >>> names_with_places("One day, Tom met Lily. They saw Tom's cat. I saw it, too.")
+    [(9, 'Tom'), (17, 'Lily'), (32, 'Tom')]
+    """
+    found = []
+    for match in WORD.finditer(text):
+        word = _without_apostrophe(match.group())
+        if word[0].isupper() and word != "I" and not SENTENCE_START.search(text[: match.start()]):
+            found.append((match.start(), word))
+    return found
+
+
+def _without_apostrophe(word: str) -> str:
+    return re.split("['’]", word)[0]
+
+
+def name_consistency(text: str) -> float:
+    """Of the names in the second half of a story, the share that stood in the first half; nan without any.
+
+    A story ends at its separator. In the first half a name is looked for as any word, so that one that began a sentence
+    there counts as well.
+    """
+    story = text.partition(SEPARATOR)[0]
+    middle = len(story) // 2
+    before = {_without_apostrophe(match.group()) for match in WORD.finditer(story) if match.start() < middle}
+    later = [name for place, name in names_with_places(story) if place >= middle]
+    return sum(name in before for name in later) / len(later) if later else float("nan")
+
+
+class Copies:
+    """Finds how much of a text is copied from another one, such as the training text.
+
+    Args:
+        texts: what may have been copied.
+        longest: runs of more words than this count as this many.
+    """
+
+    def __init__(self, texts: Iterable[str], longest: int = 60):
+        vocabulary: dict[str, int] = {}
+        ids = [vocabulary.setdefault(word, len(vocabulary)) for text in texts for word in words_of(text)]
+        self._vocabulary, self._ids, self.longest = vocabulary, np.array(ids, dtype=np.int64), longest
+        self._hashes: dict[int, np.ndarray] = {}
+
+    def longest_run(self, words: Sequence[str]) -> int:
+        """The length of the longest run of words that occurs in the texts, up to `longest`."""
+        ids = np.array([self._vocabulary.get(word, -1) for word in words], dtype=np.int64)
+        low, high = 0, min(self.longest, len(ids))
+        while low < high:  # a run of n words that occurs holds one of n - 1 that does
+            middle = (low + high + 1) // 2
+            if self._occurs(ids, middle):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _occurs(self, ids: np.ndarray, n: int) -> bool:
+        if n not in self._hashes:
+            self._hashes[n] = np.unique(hashes_of_runs(self._ids, n))
+        known = self._hashes[n]
+        runs = hashes_of_runs(ids, n)
+        if not len(runs) or not len(known):
+            return False
+        at = np.searchsorted(known, runs).clip(max=len(known) - 1)
+        return bool((known[at] == runs).any())
+
+
+def hashes_of_runs(ids: np.ndarray, n: int) -> np.ndarray:
+    """A 64-bit hash of every run of n ids (polynomial, modulo 2^64): (len(ids) - n + 1,)."""
+    if len(ids) < n:
+        return np.empty(0, dtype=np.uint64)
+    # Mixed first: small consecutive ids would collide in a polynomial.
+    mixed = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(29)
+    total = np.zeros(len(ids) - n + 1, dtype=np.uint64)
+    for place in range(n):
+        total = total * np.uint64(0xD1342543DE82EF95) + mixed[place : len(ids) - n + 1 + place]
+    return total
+
+
+def measure(text: str, known: set[str] | None = None, copies: Copies | None = None, length: int = 60) -> dict:
+    """All of these of one text, by name; nan where a text has nothing to count.
+
+    Args:
+        text: what was written after the prompt.
+        known: the words that are not made up; without it that share is left out.
+        copies: where it may have been copied from; without it that is left out.
+        length: of the type-token ratio, in words.
+    """
+    words = words_of(text)
+    found = {"words": float(len(words))}
+    found |= {f"repeated-{n}": float(repeated(words, n)) for n in NGRAMS}
+    found |= {"seq-rep-4": seq_rep(words), f"type-token-{length}": type_token_ratio(words, length)}
+    found |= {f"distinct-{n}": distinct(words, n) for n in (1, 2, 3)}
+    found |= {"sentence end": float(ends_a_sentence(text)), "separator": float(SEPARATOR in text)}
+    found["name consistency"] = name_consistency(text)
+    if known is not None:
+        found["made-up words"] = made_up(words, known)
+    if copies is not None:
+        found["longest copy"] = float(copies.longest_run(words))
+    return found

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from nlm_core import native
+from nlm_core import cli_experiments, native
 from nlm_core.checkpoint import TOKENIZER, default_checkpoint, load_checkpoint
+from nlm_core.cli_experiments import Checkpoint, note
 from nlm_core.config import Budget, parse_overrides
 from nlm_core.data import add, prepare, the_corpus
 from nlm_core.distributed import joined
@@ -74,7 +75,7 @@ def data_prepare(
         typer.echo(f"{part:>7}: {entry['stories']:,} stories, {entry['bytes']:,} bytes, {entry['tokens']:,} tokens")
     empty = [part for part in ("choose", "report") if not manifest["maps"][part]["tokens"]]
     if manifest["files"]["valid"] and empty:
-        _note(f"no validation story fell into the half {empty[0]!r}; add more, each with <|endoftext|> behind it")
+        note(f"no validation story fell into the half {empty[0]!r}; add more, each with <|endoftext|> behind it")
 
 
 @tokenizer_app.command("train")
@@ -143,9 +144,6 @@ def train(
             say(f"validation: {m['validation_loss']:.4f} nats per token, {m['bits_per_byte']:.4f} bits per byte")
 
 
-Checkpoint = Annotated[Path | None, typer.Argument(help="A checkpoint or a run's folder. [default: the shipped one]")]
-
-
 @app.command()
 def loss(
     checkpoint: Checkpoint = None,
@@ -159,7 +157,7 @@ def loss(
 
     Prints nats per token, perplexity and bits per byte, by class of token, with standard errors by story.
     """
-    loaded = load_checkpoint(checkpoint, _note)
+    loaded = load_checkpoint(checkpoint, note)
     source = text_to_score(data, half, loaded["tokenizer"])
     model = NLM.from_params(loaded["config"], loaded["params"])
     summary = score(model, loaded["tokenizer"], source.stories, source.fit, progress=True).summary()
@@ -188,8 +186,8 @@ def generate(
     if not 1 <= n <= 10_000:
         raise UserError(f"-n must be 1 to 10,000, not {n}")
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
-    _mention_missing_kernels(_note)
-    loaded = load_checkpoint(checkpoint, _note)
+    _mention_missing_kernels(note)
+    loaded = load_checkpoint(checkpoint, note)
     model = NLM.from_params(loaded["config"], loaded["params"])
     if sys.stdout is not None:  # it is when the shell closed it
         sys.stdout.reconfigure(errors="replace")
@@ -209,13 +207,17 @@ def generate(
             typer.echo()
             row, shown_characters = row + 1, 0
     if message := limit_message(texts, model.config.context_length):
-        _note(message)
+        note(message)
+
+
+app.command()(cli_experiments.evaluate)
+app.command("ablate")(cli_experiments.ablate_command)
 
 
 @app.command()
 def info(checkpoint: Checkpoint = None) -> None:
     """Show what a checkpoint is: its sizes, its figures, where it came from."""
-    typer.echo(info_table(load_checkpoint(checkpoint, _note)))
+    typer.echo(info_table(load_checkpoint(checkpoint, note)))
 
 
 def main() -> None:
@@ -230,10 +232,6 @@ def main() -> None:
         _fail("this does not fit into memory; choose a smaller model, context or batch", 2)
     except OSError as error:
         _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2)
-
-
-def _note(message: str) -> None:
-    typer.echo(message, err=True)
 
 
 def _mention_missing_kernels(say: Callable[[str], None]) -> None:

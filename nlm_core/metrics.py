@@ -7,15 +7,18 @@ knows of models.
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
+from nlm_core.files import readable_file, written_whole
 from nlm_core.text import SEPARATOR
 
 WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 SENTENCE_END = re.compile(r"[.!?][\"'”’)]*\s*$")
 SENTENCE_START = re.compile(r"(?:^|[.!?:][\"'”’)]*|\n|[\"“‘(])\s*$")
 NGRAMS = (2, 3, 4, 5)
+WORDS = "words.txt"  # beside a checkpoint: the words of its training text
 
 
 def words_of(text: str) -> list[str]:
@@ -25,6 +28,17 @@ def words_of(text: str) -> list[str]:
     ["tom's", 'dog', 'said', 'stop']
     """
     return [word.lower().replace("’", "'") for word in WORD.findall(text.replace(SEPARATOR, "\n"))]
+
+
+def write_words(path: Path, words: Iterable[str]) -> None:
+    """Write the words of a training text, in lower case, one in a line, sorted."""
+    with written_whole(path) as file:
+        file.write("".join(f"{word}\n" for word in sorted(set(words))).encode())
+
+
+def read_words(path: Path) -> set[str]:
+    """Read what `write_words` wrote."""
+    return set(readable_file(path).read_text(encoding="utf-8").split())
 
 
 def ngrams(words: Sequence[str], n: int) -> list[tuple[str, ...]]:
@@ -117,6 +131,11 @@ class Copies:
         ids = [vocabulary.setdefault(word, len(vocabulary)) for text in texts for word in words_of(text)]
         self._vocabulary, self._ids, self.longest = vocabulary, np.array(ids, dtype=np.int64), longest
         self._hashes: dict[int, np.ndarray] = {}
+
+    @property
+    def words(self) -> set[str]:
+        """The words of the texts."""
+        return set(self._vocabulary)
 
     def longest_run(self, words: Sequence[str]) -> int:
         """The length of the longest run of words that occurs in the texts, up to `longest`."""

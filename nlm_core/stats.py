@@ -206,6 +206,34 @@ def permutation_p(
     return {"less": less, "greater": greater, "two-sided": min(1.0, 2 * min(less, greater))}[tail]
 
 
+def sign_flip_p(differences: Num[np.ndarray, "S M"], draws: int = 9_999, seed: int = 0) -> Float[np.ndarray, " M"]:
+    """Whether paired differences are more than chance, for M of them at once: two-sided p-values of their sums.
+
+    If what was done to a unit made no difference, its difference would have either sign with equal chance. So each draw
+    flips the signs of units at random, and p is the share of draws (the data among them) whose sum is as far from 0
+    (Fisher 1935). The signs of a draw are the same for all M, as the units are.
+
+    Args:
+        differences: for each of S units a row, such as what the ablation of each head costs in a story.
+        draws: how many times to flip; the smallest possible p is 1 / (1 + draws).
+        seed: of the flips.
+
+    Raises:
+        UserError: there is no draw, or a value isn't finite.
+    """
+    if draws < 1:
+        raise UserError(f"a permutation test needs one draw or more, not {draws}")
+    _check_finite("a difference", differences)
+    rng = np.random.default_rng(seed)
+    observed = np.abs(differences.sum(axis=0))
+    extreme = np.ones(differences.shape[1])
+    for start in range(0, draws, 1000):  # so many at a time: the signs of all draws at once would fill memory
+        signs = rng.choice([-1.0, 1.0], size=(min(1000, draws - start), len(differences)))
+        # What rounding alone sets apart counts as equal, as in `permutation_p`.
+        extreme += (np.abs(signs @ differences) >= observed * (1 - 1e-12)).sum(axis=0)
+    return extreme / (1 + draws)
+
+
 def holm(p_values: Num[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
     """P-values adjusted for being M tests at once (Holm 1979): those at most alpha are significant together at alpha.
 

@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from nlm_core.evaluate import Matrix
 from nlm_core.files import shown
+from nlm_core.heads import Heads
 
 
 def plus_minus(figure: dict[str, float | None] | None, digits: int) -> str:
@@ -35,6 +37,55 @@ def loss_table(summary: dict[str, Any]) -> str:
     lines += ["  " + ", ".join(f"{name} {baselines[name]:.3f}" for name in ("uniform", "unigram", "bigram", "trigram"))]
     lines += [f"  (counts from {baselines['fitted_on']}; after ± stands the standard error, with stories as units)"]
     return "\n".join(lines)
+
+
+def generation_table(found: Matrix) -> str:
+    """Lay out the means of generated texts: a row for each metric, a column for each setting."""
+    rows = [["", *found.settings]]
+    for metric, settings in found.summary().items():
+        rows.append([metric])
+        for one in settings.values():
+            ends = "" if one["interval"] is None else " ({:.2f} to {:.2f})".format(*one["interval"])
+            rows[-1].append(f"{one['mean']:.2f}{ends}")
+    note = f"means over {len(found.prompts)} prompts, {len(found.seeds)} texts each; 95 % intervals, prompts resampled"
+    return "\n".join([*_aligned(rows), "", note])
+
+
+def heads_table(heads: Heads, summary: dict[str, Any], top: int = 10) -> str:
+    """Lay out what each head is worth: the most important ones, all of them by layer, and how they are spread.
+
+    Args:
+        heads: the figures.
+        summary: what was measured: text, stories, tokens and mode.
+        top: how many heads have a row of their own.
+    """
+    L, H = heads.deltas.shape
+    lines = [
+        f"text    {summary['text']}",
+        f"        {summary['stories']:,} stories, {summary['tokens']:,} tokens, {heads.clean:.4f} nats per token",
+        f"mode    {summary['mode']}: the rise of the loss without a head, in nats per token",
+        "",
+    ]
+    rows = [["layer", "head", "rise", "95 % interval", "p (Holm)"]]
+    for layer, head in heads.ranked()[:top]:
+        ends = f"{heads.low[layer, head]:+.4f} to {heads.high[layer, head]:+.4f}"
+        p = f"{heads.p[layer, head]:.4f}"
+        rows.append([str(layer), str(head), f"{heads.deltas[layer, head]:+.4f}", ends, p])
+    lines += [*_aligned(rows), ""]
+    rows = [["layer", *(f"head {head}" for head in range(H))]]
+    rows += [[str(layer), *(f"{value:+.4f}" for value in heads.deltas[layer])] for layer in range(L)]
+    lines += [*_aligned(rows), ""]
+    counts = heads.counts()
+    lines.append(f"{counts['above']} of {L * H} heads help, {counts['below']} harm, {counts['unclear']} can't be told")
+    if top < L * H and heads.deltas.max() > 0:
+        lines.append(f"the first {top} hold {heads.share_of_top(top):.0%} of the sum of all rises")
+    return "\n".join(lines)
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    """Lines with the first column to the left, all others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
 
 
 def info_table(checkpoint: dict[str, Any]) -> str:

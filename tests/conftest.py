@@ -1,9 +1,11 @@
 """What all tests share: one thread, a folder of their own, and tiny stand-ins for the real things."""
 
 import atexit
+import io
 import itertools
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import torch
 from hypothesis import settings
 
 from benchmarks.inputs import Inputs
-from nlm_core import native
+from nlm_core import cli, native
 from nlm_core.config import ModelConfig
 from nlm_core.data import Corpus, add, prepare
 from nlm_core.model import NLM
@@ -94,3 +96,47 @@ def form(request, monkeypatch):
     else:
         assert native.library() is not None
     return request.param
+
+
+class Utf8Output(io.StringIO):
+    """Captured output that can be reconfigured, as a terminal's can."""
+
+    def reconfigure(self, **_) -> None:
+        pass
+
+
+@pytest.fixture
+def nlm(monkeypatch):
+    """Run the command in this process; returns the exit code, standard output and standard error."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        out, err = Utf8Output(), Utf8Output()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["nlm", *map(str, words)])
+            patch.setattr(sys, "stdout", out)
+            patch.setattr(sys, "stderr", err)
+            try:
+                cli.main()
+                code = 0
+            except SystemExit as leaving:
+                code = leaving.code or 0
+        return code, out.getvalue(), err.getvalue()
+
+    return run
+
+
+@pytest.fixture
+def mine(own_root: Path, stories_file: Path) -> Path:
+    """A text file of a reader's own."""
+    path = own_root / "mine.txt"
+    path.write_text(stories_file.read_text()[:40_000])
+    return path
+
+
+def refused(result: tuple[int, str, str], *words: str) -> None:
+    code, _, err = result
+    assert code == 2, err
+    assert "Traceback" not in err
+    message = err.strip().splitlines()[-1]
+    for word in words:
+        assert word in message, message

@@ -1,64 +1,18 @@
 """The command line as a person meets it: what it prints, what it returns, and how it says no."""
 
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, refused
 
 from nlm_core import cli
 
 GOLDEN = ROOT / "checkpoints" / "golden"
 TINY = ["--set", "context_length=32", "--set", "d_model=16", "--set", "n_heads=2", "--set", "device=cpu"]
-
-
-class Utf8Output(io.StringIO):
-    """Captured output that can be reconfigured, as a terminal's can."""
-
-    def reconfigure(self, **_) -> None:
-        pass
-
-
-@pytest.fixture
-def nlm(monkeypatch):
-    """Run the command in this process; returns the exit code, standard output and standard error."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        out, err = Utf8Output(), Utf8Output()
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "argv", ["nlm", *map(str, words)])
-            patch.setattr(sys, "stdout", out)
-            patch.setattr(sys, "stderr", err)
-            try:
-                cli.main()
-                code = 0
-            except SystemExit as leaving:
-                code = leaving.code or 0
-        return code, out.getvalue(), err.getvalue()
-
-    return run
-
-
-@pytest.fixture
-def mine(own_root: Path, stories_file: Path) -> Path:
-    """A text file of a reader's own."""
-    path = own_root / "mine.txt"
-    path.write_text(stories_file.read_text()[:40_000])
-    return path
-
-
-def refused(result: tuple[int, str, str], *words: str) -> None:
-    code, _, err = result
-    assert code == 2, err
-    assert "Traceback" not in err
-    message = err.strip().splitlines()[-1]
-    for word in words:
-        assert word in message, message
 
 
 def test_from_a_text_file_to_stories(nlm, mine, own_root, stories_file):

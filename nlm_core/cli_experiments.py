@@ -1,0 +1,211 @@
+"""The two commands that examine a model: `nlm evaluate` and `nlm ablate`. `nlm_core.cli` adds them to its own."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from nlm_core.ablate import MODES, ablate, single_heads
+from nlm_core.checkpoint import load_checkpoint
+from nlm_core.data import corpus_names, text_files
+from nlm_core.errors import UserError
+from nlm_core.evaluate import POSTS, PROMPTS, SETTINGS, matrix, settings_named, write_matrix
+from nlm_core.files import readable_file, sha256_of, shown
+from nlm_core.heads import judge_heads
+from nlm_core.metrics import WORDS, Copies, read_words
+from nlm_core.model import NLM
+from nlm_core.records import write_record
+from nlm_core.score import Tokens, tokens_of
+from nlm_core.source import Source, text_to_score
+from nlm_core.tables import generation_table, heads_table
+from nlm_core.text import blocks, stories
+from nlm_core.tokenizer import Tokenizer
+
+TEXTS = "texts.jsonl.gz"
+
+Checkpoint = Annotated[Path | None, typer.Argument(help="A checkpoint or a run's folder. [default: the shipped one]")]
+Out = Annotated[Path | None, typer.Option(help="A folder to write the results to, such as runs/NAME.")]
+AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Seed = Annotated[int, typer.Option(help="Of what is drawn at random.")]
+
+
+def evaluate(
+    checkpoint: Checkpoint = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="How texts begin: a text file, one in a line. [default: ten prompts]")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="How many texts for each prompt and setting.")] = 1,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(help=f"A temperature, or one of {', '.join(SETTINGS)}; repeatable. [default: {', '.join(POSTS)}]"),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="The length of each text; every second token is a space.")] = 200,
+    data: Annotated[
+        str | None, typer.Option(help="The corpus trained on: counts copies from it, and words that it does not have.")
+    ] = None,
+    out: Out = None,
+    as_json: AsJSON = False,
+) -> None:
+    """Write texts under several settings, and count repetition, variety, endings, names and made-up words.
+
+    Without options these are the forty texts of the posts: ten prompts at four temperatures.
+    """
+    if not 1 <= seeds <= 10_000:
+        raise UserError(f"--seeds must be 1 to 10,000, not {seeds}")
+    if max_new_tokens < 1:
+        raise UserError(f"--max-new-tokens must be 1 or more, not {max_new_tokens}")
+    _require_usable(out)
+    settings = settings_named(setting or POSTS)
+    beginnings = list(PROMPTS) if prompts is None else read_prompts(prompts)
+    loaded = load_checkpoint(checkpoint, note)
+    known, copies = words_and_copies(data, loaded["path"])
+    found = matrix(
+        NLM.from_params(loaded["config"], loaded["params"]),
+        loaded["tokenizer"],
+        beginnings,
+        settings,
+        range(seeds),
+        max_new_tokens,
+        known,
+        copies,
+        progress=True,
+    )
+    summary: dict[str, Any] = {
+        "checkpoint": loaded["sha256"],
+        "settings": {name: dataclasses.asdict(sampling) for name, sampling in settings.items()},
+        "prompts": beginnings,
+        "seeds": list(range(seeds)),
+        "max_new_tokens": max_new_tokens,
+        "metrics": found.summary(),
+    }
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_matrix(out / TEXTS, found)
+        units = {
+            f"{metric}, {name}": found.by_prompt(metric)[number]
+            for metric in found.metrics
+            for number, name in enumerate(found.settings)
+        }
+        words = [shown(checkpoint)] if checkpoint else []
+        words += [f"--prompts {shown(prompts)}"] if prompts else []
+        words += [f"--seeds {seeds}", *(f"--setting {name}" for name in settings)]
+        words += [f"--max-new-tokens {max_new_tokens}", *([f"--data {data}"] if data else [])]
+        write_record(
+            out,
+            command=" ".join(["nlm evaluate", *words, f"--out {shown(out)}"]),
+            data={"texts": sha256_of(out / TEXTS), "units": "prompts", **({"corpus": data} if data else {})},
+            units=units,
+            **summary,
+        )
+    typer.echo(json.dumps(summary, indent=2) if as_json else generation_table(found))
+    _say_where(out)
+
+
+def ablate_command(
+    checkpoint: Checkpoint = None,
+    mode: Annotated[str, typer.Option(help=f"What a head is replaced by: {', '.join(MODES)}.")] = "zero",
+    data: Annotated[
+        str | None, typer.Option(help="A corpus (its validation text) or a text file. [default: data/stories.txt]")
+    ] = None,
+    half: Annotated[str, typer.Option(help="Of a corpus: report, choose, or all.")] = "report",
+    tokens: Annotated[int, typer.Option(help="About how much of the text to use, in whole stories; 0: all.")] = 20_000,
+    seed: Seed = 0,
+    out: Out = None,
+    as_json: AsJSON = False,
+) -> None:
+    """Measure what each attention head is worth: how much the loss rises without it, with confidence intervals."""
+    _require_usable(out)
+    loaded = load_checkpoint(checkpoint, note)
+    source = text_to_score(data, half, loaded["tokenizer"])
+    text = beginning_of(source, loaded["tokenizer"], tokens)
+    if text.stories[-1] == 0:
+        raise UserError(f"{source.name} has one story; intervals need two or more, with <|endoftext|> behind each")
+    model = NLM.from_params(loaded["config"], loaded["params"])
+    config = model.config
+    losses = ablate(model, text.ids, single_heads(config), mode, text.stories, seed=seed, progress=True)
+    heads = judge_heads(losses, config.n_heads)
+    summary: dict[str, Any] = {
+        "checkpoint": loaded["sha256"],
+        "mode": mode,
+        "text": source.name,
+        "stories": int((losses.targets > 0).sum()),
+        "tokens": len(text.ids) - 1,
+        **{name: np.round(value, 6).tolist() for name, value in dataclasses.asdict(heads).items()},
+    }
+    if out is not None:
+        names = [f"L{layer}H{head}" for layer in range(config.n_layers) for head in range(config.n_heads)]
+        units = {"tokens": losses.targets, "clean": losses.clean}
+        units |= {name: losses.deltas[:, number] for number, name in enumerate(names)}
+        words = [shown(checkpoint)] if checkpoint else []
+        words += [f"--mode {mode}", *([f"--data {data} --half {half}"] if data else []), f"--tokens {tokens}"]
+        write_record(
+            out,
+            command=" ".join(["nlm ablate", *words, f"--seed {seed}", f"--out {shown(out)}"]),
+            data={
+                "text": source.name,
+                "ids": hashlib.sha256(text.ids.astype("<u4").tobytes()).hexdigest(),
+                "units": "stories; figures are sums of nats",
+            },
+            units=units,
+            **summary,
+        )
+    typer.echo(json.dumps(summary, indent=2) if as_json else heads_table(heads, summary))
+    _say_where(out)
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The lines of a text file, without those that are empty or stand there twice."""
+    lines = "".join(blocks(readable_file(path))).splitlines()
+    prompts = list(dict.fromkeys(line for line in lines if line.strip()))
+    if not prompts:
+        raise UserError(f"{shown(path)} has no prompts: put one in each line")
+    return prompts
+
+
+def words_and_copies(data: str | None, checkpoint: Path) -> tuple[set[str] | None, Copies | None]:
+    """The words that are not made up, and where text may have been copied from.
+
+    Both from a corpus's training text; without one, the words from the list beside the checkpoint, if there is one.
+    """
+    if data is None:
+        words = checkpoint / WORDS
+        return (read_words(words) if words.exists() else None), None
+    if data not in corpus_names():
+        raise UserError(f"there is no corpus {data!r}; there are: {', '.join(corpus_names()) or 'none'}")
+    files = text_files(data, "train")
+    if not files:
+        raise UserError(f"{data!r} has no training text to compare with")
+    copies = Copies(story for file in files for story in stories(blocks(file)))
+    return copies.words, copies
+
+
+def beginning_of(source: Source, tokenizer: Tokenizer, count: int) -> Tokens:
+    """The first stories of a text: as many as have `count` tokens, or all of them for 0."""
+    if count < 0:
+        raise UserError(f"--tokens must be 0 (all) or more, not {count}")
+    some, length = [], 0
+    for story in source.stories:
+        some.append(story)
+        length += len(tokenizer.encode(story))
+        if 0 < count <= length:
+            break
+    return tokens_of(tokenizer, some)
+
+
+def _require_usable(out: Path | None) -> None:
+    """Results of minutes are not written over others, and not computed only to find that they can't be written."""
+    if out is not None and out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"{shown(out)} is there already; move it away, or give another --out")
+
+
+def _say_where(out: Path | None) -> None:
+    if out is not None:
+        note(f"written to {shown(out)}")
+
+
+def note(message: str) -> None:
+    typer.echo(message, err=True)

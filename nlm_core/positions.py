@@ -25,21 +25,6 @@ def shuffled(table: Float[np.ndarray, "T C"], block: int, seed: int = 0) -> Floa
     return table[np.concatenate(order)]
 
 
-def cosines(table: Float[np.ndarray, "T C"], centred: bool = False) -> Float[np.ndarray, "T T"]:
-    """The cosine of every pair of rows, in float64.
-
-    Args:
-        table: a position table.
-        centred: subtract the mean row first. A direction that all rows share makes all of them look alike
-            (anisotropy, Ethayarajh 2019); without it, the cosines say how rows differ from the average row.
-    """
-    rows = table.astype(np.float64)
-    if centred:
-        rows = rows - rows.mean(axis=0)
-    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows @ rows.T
-
-
 def distances(T: int) -> Int[np.ndarray, "T T"]:
     """How far apart each two positions are."""
     return np.abs(np.arange(T)[:, None] - np.arange(T))

@@ -23,11 +23,12 @@ from nlm_core.errors import one_line_errors
 from nlm_core.files import project_root, read_json, shown
 from nlm_core.launch import complete_run
 from nlm_core.loss import stream_nats
-from nlm_core.positions import cosines, mantel, parts, shuffled
+from nlm_core.positions import mantel, parts, shuffled
 from nlm_core.records import RESULTS, write_record
 from nlm_core.score import Tokens, tokens_of
 from nlm_core.source import text_to_score
 from nlm_core.stats import sums_by
+from nlm_core.vectors import cosines
 
 SEEDS = (0, 1, 2)
 STEPS = 950  # 3.9 million tokens, as many as the shipped model saw

@@ -1,0 +1,84 @@
+"""What a token table holds: which words lie near each other.
+
+Shapes: N words, C = d_model.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from nlm_core.errors import UserError
+from nlm_core.stats import permutation_p
+from nlm_core.tokenizer import Tokenizer
+
+# Words that are used alike, chosen before looking at any vector. Each is one token of the book's tokenizer.
+GROUPS = {
+    "animals": "dog cat bird rabbit bear fox frog duck fish mouse squirrel lion",
+    "names": "Lily Tom Ben Tim Mia Sara Max Anna Lucy Sue Jack Sam",
+    "feelings": "happy sad scared angry excited proud sorry tired worried surprised curious lonely",
+    "verbs of motion": "ran walked jumped flew went climbed swam hopped danced fell came rolled",
+    "food": "cake apple bread cheese soup cookie pie milk juice candy honey banana",
+}
+# More words to follow over the training: other kinds of nouns, and words that hold sentences together.
+OTHERS = """red blue green yellow mom dad sister brother grandma baby park garden house forest room school tree river
+ball doll car truck toy box book said asked smiled told the a and he she it they to was in but"""
+
+
+def words_by_group() -> list[tuple[str, str]]:
+    """Each word of `GROUPS` with its group."""
+    return [(word, group) for group, words in GROUPS.items() for word in words.split()]
+
+
+def ids_of(tokenizer: Tokenizer, words: Sequence[str]) -> Int[np.ndarray, " N"]:
+    """The token of each word.
+
+    Raises:
+        UserError: a word is more than one token, so the token table has no vector for it.
+    """
+    ids = [tokenizer.encode(word) for word in words]
+    split = [word for word, found in zip(words, ids, strict=True) if len(found) != 1]
+    if split:
+        raise UserError(f"this tokenizer cuts {', '.join(split)} into pieces: there is no one vector for such a word")
+    return np.array([found[0] for found in ids])
+
+
+def within_against_between(
+    similarity: Float[np.ndarray, "N N"], groups: Sequence[str], draws: int = 9_999, seed: int = 0
+) -> tuple[float, float, float]:
+    """Whether words of one group are more alike than words of different groups.
+
+    Args:
+        similarity: the cosine of every pair of words.
+        groups: of each word.
+        draws: permutations; pairs that share a word are not independent, so words are shuffled (Mantel 1967).
+        seed: of the permutations.
+
+    Returns:
+        The mean cosine of pairs within a group, that of pairs between groups, and the one-sided p-value of their
+        difference: how often groups drawn at random differ as much.
+    """
+    same = np.array(groups)[:, None] == np.array(groups)
+    pairs = np.triu_indices(len(groups), 1)
+    values = similarity[pairs]
+
+    def gap(same: Bool[np.ndarray, "N N"]) -> float:
+        within = same[pairs]
+        return float(values[within].mean() - values[~within].mean())
+
+    def shuffled(rng: np.random.Generator) -> float:
+        order = rng.permutation(len(groups))
+        return gap(same[np.ix_(order, order)])
+
+    within = same[pairs]
+    p = permutation_p(gap(same), shuffled, draws=draws, seed=seed, tail="greater")
+    return float(values[within].mean()), float(values[~within].mean()), p
+
+
+def neighbours(
+    similarity: Float[np.ndarray, "N N"], words: Sequence[str], word: str, count: int = 5
+) -> list[tuple[str, float]]:
+    """The words whose vectors point most nearly the same way as a word's, with their cosines."""
+    at = list(words).index(word)
+    order = [place for place in np.argsort(-similarity[at], kind="stable") if place != at]
+    return [(words[place], float(similarity[at, place])) for place in order[:count]]

@@ -155,6 +155,16 @@ class Score:
             "baselines": {**self.baselines, "fitted_on": self.fitted_on},
         }
 
+    def by_story(self) -> dict[str, Float[np.ndarray, " S"]]:
+        """Sums over each story: its targets, their bytes and nats, and targets and nats of each class of token."""
+        count = int(self.stories.max()) + 1
+        ones = np.ones(len(self.nats))
+        columns = {"tokens": ones, "bytes": self.lengths, "nats": self.nats}
+        for number, name in enumerate(CLASSES):
+            own = self.classes == number
+            columns |= {f"{name} tokens": ones * own, f"{name} nats": self.nats * own}
+        return {name: sums_by(self.stories, values, count) for name, values in columns.items()}
+
     def _without(self, number: int, count: int) -> dict[str, Any]:
         """The loss of the targets outside a class: for comparing with models that write the separator otherwise."""
         own = self.classes != number

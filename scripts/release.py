@@ -3,6 +3,8 @@
     python scripts/release.py RUN --text V1=CORPUS --text V2=CORPUS --notes scripts/tinystories-slice.md
 
 Losses are measured here, on the float16 weights that ship; the rest of the card's figures are the run's own record.
+Beside the checkpoint, runs/losses gets the losses of the first text by story and class of token (sums, no text), and
+words.txt the words of the training text, which say what a made-up word is.
 """
 
 import argparse
@@ -14,12 +16,16 @@ from typing import Any
 import numpy as np
 
 from nlm_core import NLM, UserError, generate, load_checkpoint, save_checkpoint
+from nlm_core.data import Corpus, text_files
 from nlm_core.download import TINYSTORIES
 from nlm_core.errors import one_line_errors
 from nlm_core.files import project_root, read_json, write_json
+from nlm_core.metrics import WORDS, words_of, write_words
+from nlm_core.records import write_record
 from nlm_core.score import score
 from nlm_core.source import text_to_score
 from nlm_core.tables import plus_minus
+from nlm_core.text import blocks, stories
 
 PROMPTS, SEEDS = ["Once upon a time", "Two little birds"], [0, 1]
 
@@ -165,13 +171,14 @@ def main(words: list[str] | None = None) -> None:
     tok = trained["tokenizer"]
     shipped = {name: value.astype(np.float16).astype(np.float32) for name, value in trained["params"].items()}
     model = NLM.from_params(trained["config"], shipped)
-    results, fit = {}, None
-    for label, corpus in (text.split("=", 1) for text in arguments.text):
-        source = text_to_score(corpus, "report", tok)
+    texts = {label: (corpus, "report") for label, corpus in (text.split("=", 1) for text in arguments.text)}
+    texts["`data/stories.txt`"] = (str(project_root() / "data" / "stories.txt"), "all")
+    scores, fit = {}, None
+    for label, (where, half) in texts.items():
+        source = text_to_score(where, half, tok)
         fit = source.fit if fit is None else fit  # the training text of the first serves all
-        results[label] = score(model, tok, source.stories, fit, progress=True).summary()
-    own = text_to_score(str(project_root() / "data" / "stories.txt"), "all", tok)
-    results["`data/stories.txt`"] = score(model, tok, own.stories, fit, progress=True).summary()
+        scores[label] = score(model, tok, source.stories, fit, progress=True)
+    results = {label: scored.summary() for label, scored in scores.items()}
     metrics = {
         label: {
             **{key: found[key]["value"] for key in ("bits_per_byte", "nats_per_token")},
@@ -181,10 +188,23 @@ def main(words: list[str] | None = None) -> None:
         for label, found in results.items()
     }
     save_checkpoint(out, model, tok, step=trained["step"], metrics=metrics)
+    corpus, _ = next(iter(texts.values()))
+    training_text = (story for file in text_files(corpus, "train") for story in stories(blocks(file)))
+    write_words(out / WORDS, (word for story in training_text for word in words_of(story)))
     shutil.copy(arguments.run / "log.csv", out / "log.csv")
     write_json(out / "run.json", run)
     checkpoint = load_checkpoint(out)
     write_json(out / "losses.json", {"checkpoint": checkpoint["sha256"], "texts": results})
+    write_record(
+        project_root() / "runs" / "losses",
+        command="python scripts/release.py RUN " + " ".join(f"--text {text}" for text in arguments.text),
+        checkpoint=checkpoint["sha256"],
+        data={
+            "scored": "the reporting half of the validation text; units are its stories, figures are sums",
+            "report": Corpus.open(corpus).manifest["maps"]["report"],
+        },
+        units=next(iter(scores.values())).by_story(),
+    )
     hours = trained["training"]["elapsed"] / 3600
     (out / "README.md").write_text(card(checkpoint, model, run, hours, results, notes))
     print(json.dumps(metrics, indent=2))

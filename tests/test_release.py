@@ -9,6 +9,8 @@ from conftest import ROOT, STORIES
 from nlm_core import load_checkpoint
 from nlm_core.config import Budget
 from nlm_core.launch import new_run
+from nlm_core.metrics import read_words, words_of
+from nlm_core.records import read_record
 
 
 @pytest.mark.filterwarnings("ignore:.* stopped at 32 tokens")
@@ -33,6 +35,17 @@ def test_release_of_a_tiny_run(corpus, own_root, capsys):
     assert "From the test's own text." in card
     assert (released["path"] / "log.csv").read_text() == (own_root / "run" / "log.csv").read_text()
     capsys.readouterr()
+
+    record = read_record("losses")
+    assert record.results["checkpoint"] == released["sha256"]
+    found = losses["texts"]["V1"]
+    assert record.units["nats"].sum() / record.units["tokens"].sum() == pytest.approx(found["nats_per_token"]["value"])
+    spaces = found["classes"]["space"]
+    assert record.units["space tokens"].sum() == spaces["tokens"]
+    mean = record.units["space nats"].sum() / record.units["space tokens"].sum()
+    assert mean == pytest.approx(spaces["nats_per_token"]["value"])
+    words = read_words(released["path"] / "words.txt")
+    assert words == set(words_of((own_root / "train.txt").read_text()))
 
 
 def test_the_shipped_card_says_what_was_measured():

@@ -16,7 +16,7 @@ from nlm_core.errors import UserError
 from nlm_core.evaluate import POSTS, PROMPTS, SETTINGS, matrix, settings_named, write_matrix
 from nlm_core.files import readable_file, sha256_of, shown
 from nlm_core.heads import judge_heads
-from nlm_core.metrics import WORDS, Copies, read_words
+from nlm_core.metrics import WORDS, Copies, Words, by_frequency
 from nlm_core.model import NLM
 from nlm_core.records import write_record
 from nlm_core.score import Tokens, tokens_of
@@ -166,21 +166,21 @@ def read_prompts(path: Path) -> list[str]:
     return prompts
 
 
-def words_and_copies(data: str | None, checkpoint: Path) -> tuple[set[str] | None, Copies | None]:
-    """The words that are not made up, and where text may have been copied from.
+def words_and_copies(data: str | None, checkpoint: Path) -> tuple[Words | None, Copies | None]:
+    """The words of the training text, and where texts may have been copied from.
 
-    Both from a corpus's training text; without one, the words from the list beside the checkpoint, if there is one.
+    Both from a corpus; without one, the words from the list beside the checkpoint, if there is one.
     """
     if data is None:
         words = checkpoint / WORDS
-        return (read_words(words) if words.exists() else None), None
+        return (Words.read(words) if words.exists() else None), None
     if data not in corpus_names():
         raise UserError(f"there is no corpus {data!r}; there are: {', '.join(corpus_names()) or 'none'}")
     files = text_files(data, "train")
     if not files:
         raise UserError(f"{data!r} has no training text to compare with")
-    copies = Copies(story for file in files for story in stories(blocks(file)))
-    return copies.words, copies
+    text = [story for file in files for story in stories(blocks(file))]
+    return Words.of(by_frequency(text)), Copies(text)
 
 
 def beginning_of(source: Source, tokenizer: Tokenizer, count: int) -> Tokens:

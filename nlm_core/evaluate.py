@@ -20,7 +20,7 @@ from tqdm import tqdm
 from nlm_core.errors import UserError
 from nlm_core.files import readable_file, shown, written_whole
 from nlm_core.generate import BATCH_SIZE, begin, write
-from nlm_core.metrics import Copies, measure
+from nlm_core.metrics import Copies, Words, measure
 from nlm_core.model import NLM
 from nlm_core.sampling import Sampling
 from nlm_core.stats import mean_interval
@@ -142,7 +142,7 @@ def matrix(
     settings: dict[str, Sampling] | None = None,
     seeds: Sequence[int] = (0,),
     max_new_tokens: int = 200,
-    known: set[str] | None = None,
+    known: Words | None = None,
     copies: Copies | None = None,
     progress: bool = False,
 ) -> Matrix:
@@ -188,7 +188,7 @@ def reference(
     stories: Sequence[str],
     prompts: Sequence[str],
     length: int = 200,
-    known: set[str] | None = None,
+    known: Words | None = None,
     copies: Copies | None = None,
 ) -> Matrix:
     """The stories' own continuations of their openings, cut to the length of the generated texts.

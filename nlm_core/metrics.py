@@ -6,7 +6,9 @@ knows of models.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,8 @@ WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 SENTENCE_END = re.compile(r"[.!?][\"'”’)]*\s*$")
 SENTENCE_START = re.compile(r"(?:^|[.!?:][\"'”’)]*|\n|[\"“‘(])\s*$")
 NGRAMS = (2, 3, 4, 5)
-WORDS = "words.txt"  # beside a checkpoint: the words of its training text
+WORDS = "words.txt"  # beside a checkpoint: the words of its training text, the most frequent first
+COMMON = 200  # of those, so many say little about what a story is about
 
 
 def words_of(text: str) -> list[str]:
@@ -30,15 +33,38 @@ def words_of(text: str) -> list[str]:
     return [word.lower().replace("’", "'") for word in WORD.findall(text.replace(SEPARATOR, "\n"))]
 
 
-def write_words(path: Path, words: Iterable[str]) -> None:
-    """Write the words of a training text, in lower case, one in a line, sorted."""
+@dataclass(frozen=True)
+class Words:
+    """The words of a training text.
+
+    Attributes:
+        known: all of them; any other word counts as made up.
+        common: the most frequent ones, which say little about what a story is about.
+    """
+
+    known: frozenset[str]
+    common: frozenset[str]
+
+    @classmethod
+    def of(cls, by_frequency: Sequence[str]) -> "Words":
+        return cls(frozenset(by_frequency), frozenset(by_frequency[:COMMON]))
+
+    @classmethod
+    def read(cls, path: Path) -> "Words":
+        """Read what `write_words` wrote."""
+        return cls.of(readable_file(path).read_text(encoding="utf-8").split())
+
+
+def by_frequency(texts: Iterable[str]) -> list[str]:
+    """The words of texts, the most frequent first; equally frequent ones in alphabetical order."""
+    counts = Counter(word for text in texts for word in words_of(text))
+    return sorted(counts, key=lambda word: (-counts[word], word))
+
+
+def write_words(path: Path, words: Sequence[str]) -> None:
+    """Write words, the most frequent first, one in a line."""
     with written_whole(path) as file:
-        file.write("".join(f"{word}\n" for word in sorted(set(words))).encode())
-
-
-def read_words(path: Path) -> set[str]:
-    """Read what `write_words` wrote."""
-    return set(readable_file(path).read_text(encoding="utf-8").split())
+        file.write("".join(f"{word}\n" for word in words).encode())
 
 
 def ngrams(words: Sequence[str], n: int) -> list[tuple[str, ...]]:
@@ -77,7 +103,7 @@ def ends_a_sentence(text: str) -> bool:
     return SENTENCE_END.search(text) is not None
 
 
-def made_up(words: Sequence[str], known: set[str]) -> float:
+def made_up(words: Sequence[str], known: Collection[str]) -> float:
     """The share of words that are not known; nan without a word.
 
     Args:
@@ -118,6 +144,18 @@ def name_consistency(text: str) -> float:
     return sum(name in before for name in later) / len(later) if later else float("nan")
 
 
+def carry_over(text: str, common: Collection[str]) -> float:
+    """Of the telling words in the second half of a story, the share that stood in the first half; nan without any.
+
+    Telling are all words but the common ones. A story that stays with its bird has it in both halves; one in which the
+    bird becomes a tree does not. A story ends at its separator, and is halved by its words.
+    """
+    words = words_of(text.partition(SEPARATOR)[0])
+    before = set(words[: len(words) // 2])
+    later = [word for word in words[len(words) // 2 :] if word not in common]
+    return sum(word in before for word in later) / len(later) if later else float("nan")
+
+
 class Copies:
     """Finds how much of a text is copied from another one, such as the training text.
 
@@ -131,11 +169,6 @@ class Copies:
         ids = [vocabulary.setdefault(word, len(vocabulary)) for text in texts for word in words_of(text)]
         self._vocabulary, self._ids, self.longest = vocabulary, np.array(ids, dtype=np.int64), longest
         self._hashes: dict[int, np.ndarray] = {}
-
-    @property
-    def words(self) -> set[str]:
-        """The words of the texts."""
-        return set(self._vocabulary)
 
     def longest_run(self, words: Sequence[str]) -> int:
         """The length of the longest run of words that occurs in the texts, up to `longest`."""
@@ -173,12 +206,12 @@ def hashes_of_runs(ids: np.ndarray, n: int) -> np.ndarray:
     return total
 
 
-def measure(text: str, known: set[str] | None = None, copies: Copies | None = None, length: int = 60) -> dict:
+def measure(text: str, known: Words | None = None, copies: Copies | None = None, length: int = 60) -> dict:
     """All of these of one text, by name; nan where a text has nothing to count.
 
     Args:
         text: what was written after the prompt.
-        known: the words that are not made up; without it that share is left out.
+        known: the words of the training text; without them, made-up words and what is carried over are left out.
         copies: where it may have been copied from; without it that is left out.
         length: of the type-token ratio, in words.
     """
@@ -190,7 +223,8 @@ def measure(text: str, known: set[str] | None = None, copies: Copies | None = No
     found |= {"sentence end": float(ends_a_sentence(text)), "separator": float(SEPARATOR in text)}
     found["name consistency"] = name_consistency(text)
     if known is not None:
-        found["made-up words"] = made_up(words, known)
+        found["made-up words"] = made_up(words, known.known)
+        found["carry-over"] = carry_over(text, known.common)
     if copies is not None:
         found["longest copy"] = float(copies.longest_run(words))
     return found

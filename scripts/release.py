@@ -20,7 +20,7 @@ from nlm_core.data import Corpus, text_files
 from nlm_core.download import TINYSTORIES
 from nlm_core.errors import one_line_errors
 from nlm_core.files import project_root, read_json, write_json
-from nlm_core.metrics import WORDS, words_of, write_words
+from nlm_core.metrics import WORDS, by_frequency, write_words
 from nlm_core.records import write_record
 from nlm_core.score import score
 from nlm_core.source import text_to_score
@@ -190,7 +190,7 @@ def main(words: list[str] | None = None) -> None:
     save_checkpoint(out, model, tok, step=trained["step"], metrics=metrics)
     corpus, _ = next(iter(texts.values()))
     training_text = (story for file in text_files(corpus, "train") for story in stories(blocks(file)))
-    write_words(out / WORDS, (word for story in training_text for word in words_of(story)))
+    write_words(out / WORDS, by_frequency(training_text))
     shutil.copy(arguments.run / "log.csv", out / "log.csv")
     write_json(out / "run.json", run)
     checkpoint = load_checkpoint(out)

@@ -13,7 +13,7 @@ from nlm_core.checkpoint import TOKENIZER
 from nlm_core.config import ModelConfig
 from nlm_core.data import add
 from nlm_core.evaluate import read_matrix
-from nlm_core.metrics import WORDS, words_of, write_words
+from nlm_core.metrics import WORDS, by_frequency, write_words
 from nlm_core.records import read_record
 from nlm_core.score import tokens_of
 from nlm_core.text import blocks, stories
@@ -66,7 +66,7 @@ def test_evaluate_writes_a_table_and_a_record(nlm, own_model, own_root):
 def test_evaluate_knows_the_words_beside_a_checkpoint_or_of_a_corpus(nlm, own_model, own_root, mine):
     quick = ["evaluate", own_model, "--setting", "1.0", "--max-new-tokens", "20", "--json"]
     assert "made-up words" not in json.loads(nlm(*quick)[1])["metrics"]
-    write_words(own_model / WORDS, words_of(STORIES.read_text()))
+    write_words(own_model / WORDS, by_frequency([STORIES.read_text()]))
     beside = json.loads(nlm(*quick)[1])["metrics"]
     assert "made-up words" in beside
     assert "longest copy" not in beside

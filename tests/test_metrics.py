@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from nlm_core import metrics
 from nlm_core.metrics import (
     Copies,
+    Words,
+    by_frequency,
+    carry_over,
     distinct,
     ends_a_sentence,
     hashes_of_runs,
@@ -23,6 +26,7 @@ from nlm_core.metrics import (
     seq_rep,
     type_token_ratio,
     words_of,
+    write_words,
 )
 
 
@@ -83,6 +87,25 @@ def test_names_that_stay():
     )
 
 
+def test_what_a_story_stays_with():
+    common = {"the", "a", "and", "was"}
+    assert carry_over("the bird sang and the bird flew the bird was a tree", common) == 1 / 3  # flew, bird, tree
+    assert carry_over("a bird sang <|endoftext|> the tree and the tree and the tree", common) == 0
+    assert math.isnan(carry_over("the bird and the", common))
+
+
+def test_words_are_kept_in_the_order_of_how_often_they_stand(tmp_path):
+    words = by_frequency(["the dog, the cat, the dog<|endoftext|>", "A dog's dog"])
+    assert words == ["dog", "the", "a", "cat", "dog's"]
+    write_words(tmp_path / "words.txt", words)
+    again = Words.read(tmp_path / "words.txt")
+    assert again == Words.of(words)
+    assert again.known == set(words)
+    many = Words.of([f"w{number}" for number in range(1000)])
+    assert len(many.common) == 200
+    assert "w199" in many.common
+
+
 def longest_by_hand(words, text):
     known = words_of(text)
     for n in range(len(words), 0, -1):
@@ -110,7 +133,8 @@ def test_different_runs_have_different_hashes():
 
 def test_all_of_it_by_name():
     text = "Tom saw a cat. Then Tom saw a cat again, and he flumboed."
-    found = measure(text, known=set(words_of(text)) - {"flumboed"}, copies=Copies(["he saw a cat there"]), length=5)
+    known = Words.of([word for word in by_frequency([text]) if word != "flumboed"])
+    found = measure(text, known, copies=Copies(["he saw a cat there"]), length=5)
     assert found["words"] == 13
     assert found["repeated-2"] == 3
     assert found["type-token-5"] == 1
@@ -118,5 +142,5 @@ def test_all_of_it_by_name():
     assert found["separator"] == 0
     assert found["made-up words"] == 1 / 13
     assert found["longest copy"] == 3
-    assert "made-up words" not in measure(text)
+    assert not {"made-up words", "carry-over"} & set(measure(text))
     assert "longest copy" not in measure(text)

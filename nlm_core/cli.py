@@ -37,6 +37,7 @@ data_app = typer.Typer(help="Bring text in and prepare it for training.", no_arg
 tokenizer_app = typer.Typer(help="Make a tokenizer.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(tokenizer_app, name="tokenizer")
+app.add_typer(cli_experiments.reading_app, name="reading")
 
 
 @data_app.command("add")

@@ -1,4 +1,4 @@
-"""The two commands that examine a model: `nlm evaluate` and `nlm ablate`. `nlm_core.cli` adds them to its own."""
+"""The commands that examine a model: `nlm evaluate`, `nlm ablate`, `nlm reading`; `nlm_core.cli` has the others."""
 
 import dataclasses
 import hashlib
@@ -18,6 +18,7 @@ from nlm_core.files import readable_file, sha256_of, shown
 from nlm_core.heads import judge_heads
 from nlm_core.metrics import WORDS, Copies, Words, by_frequency
 from nlm_core.model import NLM
+from nlm_core.reading import KEY, QUESTIONS, SHEET, scores, write_sheet
 from nlm_core.records import write_record
 from nlm_core.score import Tokens, tokens_of
 from nlm_core.source import Source, text_to_score
@@ -54,8 +55,6 @@ def evaluate(
 
     Without options these are the forty texts of the posts: ten prompts at four temperatures.
     """
-    if not 1 <= seeds <= 10_000:
-        raise UserError(f"--seeds must be 1 to 10,000, not {seeds}")
     if max_new_tokens < 1:
         raise UserError(f"--max-new-tokens must be 1 or more, not {max_new_tokens}")
     _require_usable(out)
@@ -68,7 +67,7 @@ def evaluate(
         loaded["tokenizer"],
         beginnings,
         settings,
-        range(seeds),
+        _seeds(seeds),
         max_new_tokens,
         known,
         copies,
@@ -155,6 +154,63 @@ def ablate_command(
         )
     typer.echo(json.dumps(summary, indent=2) if as_json else heads_table(heads, summary))
     _say_where(out)
+
+
+reading_app = typer.Typer(help="Let people judge stories without knowing how they were written.", no_args_is_help=True)
+
+
+@reading_app.command("sheet")
+def reading_sheet(
+    out: Annotated[Path, typer.Option(help="A folder for sheet.csv and key.json.")],
+    checkpoint: Checkpoint = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="How texts begin: a text file, one in a line. [default: ten prompts]")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="How many texts for each prompt and setting.")] = 1,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(help=f"A temperature, or one of {', '.join(SETTINGS)}; repeatable. [default: 0.8, 1.2]"),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="The length of each text; every second token is a space.")] = 200,
+    seed: Seed = 0,
+) -> None:
+    """Write stories in random order into a table that hides their settings, with columns for a reader's answers."""
+    _require_usable(out)
+    loaded = load_checkpoint(checkpoint, note)
+    found = matrix(
+        NLM.from_params(loaded["config"], loaded["params"]),
+        loaded["tokenizer"],
+        list(PROMPTS) if prompts is None else read_prompts(prompts),
+        settings_named(setting or ("0.8", "1.2")),
+        _seeds(seeds),
+        max_new_tokens,
+        progress=True,
+    )
+    write_sheet(out, found, seed)
+    for name, (question, *_) in QUESTIONS.items():
+        typer.echo(f"{name}: {question}")
+    typer.echo(
+        f"fill in {shown(out / SHEET)}, and leave {shown(out / KEY)} closed; then: nlm reading score {shown(out)}"
+    )
+
+
+@reading_app.command("score")
+def reading_score(
+    folder: Annotated[Path, typer.Argument(help="The folder with key.json.")],
+    sheets: Annotated[
+        list[Path] | None, typer.Argument(help="Filled sheets. [default: the folder's sheet.csv]")
+    ] = None,
+    as_json: AsJSON = False,
+) -> None:
+    """Say how readers' answers differ between settings, with 95 % intervals over prompts."""
+    found = scores(folder / KEY, sheets or [folder / SHEET])
+    typer.echo(json.dumps(found.summary(), indent=2) if as_json else generation_table(found))
+
+
+def _seeds(count: int) -> range:
+    if not 1 <= count <= 10_000:
+        raise UserError(f"--seeds must be 1 to 10,000, not {count}")
+    return range(count)
 
 
 def read_prompts(path: Path) -> list[str]:

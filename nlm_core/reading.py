@@ -1,0 +1,114 @@
+"""Whether stories make sense is for people to say: a sheet to read without knowing which setting wrote what.
+
+sheet.csv    texts in random order, with empty columns for a reader's answers
+key.json     which setting wrote which text; to be opened after reading
+
+Both come from a `Matrix` of texts. `scores` joins filled sheets with the key.
+"""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from nlm_core.errors import UserError
+from nlm_core.evaluate import Matrix
+from nlm_core.files import read_json, readable_file, shown, write_json, written_whole
+
+SHEET, KEY = "sheet.csv", "key.json"
+# The columns of answers: what they ask, the least and the most.
+QUESTIONS = {
+    "characters": ("Do the characters stay who they are? 0: no, 1: yes", 0, 1),
+    "arc": ("Is there a beginning, a middle and an end? 0: no, 1: yes", 0, 1),
+    "sense": ("Does the story make sense? 1: none, 5: throughout", 1, 5),
+}
+
+
+def write_sheet(folder: Path, found: Matrix, seed: int = 0) -> None:
+    """Write a sheet with all texts of a matrix in random order, and its key.
+
+    Args:
+        folder: must not hold a sheet yet: someone may have filled it.
+        found: the texts.
+        seed: of the order.
+    """
+    for name in (SHEET, KEY):
+        if (folder / name).exists():
+            raise UserError(f"{shown(folder / name)} is there already; give another folder")
+    entries = [
+        (setting, prompt, str(number), found.texts[n][p][s])
+        for n, setting in enumerate(found.settings)
+        for p, prompt in enumerate(found.prompts)
+        for s, number in enumerate(found.seeds)
+    ]
+    order = np.random.default_rng(seed).permutation(len(entries))
+    folder.mkdir(parents=True, exist_ok=True)
+    with written_whole(folder / SHEET, "w") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", *QUESTIONS, "story"])
+        for number, place in enumerate(order, 1):
+            _, prompt, _, text = entries[place]
+            writer.writerow([number, *[""] * len(QUESTIONS), prompt + text])
+    key = {
+        str(number): dict(zip(("setting", "prompt", "seed"), entries[place], strict=False))
+        for number, place in enumerate(order, 1)
+    }
+    write_json(folder / KEY, {"questions": {name: text for name, (text, *_) in QUESTIONS.items()}, "texts": key})
+
+
+def scores(key: Path, sheets: list[Path]) -> Matrix:
+    """Join filled sheets with their key: a matrix whose metrics are the answers, with a mean over readers.
+
+    A text that a reader left out counts for the others. A setting's prompts and seeds are those of the key.
+
+    Raises:
+        UserError: a sheet does not belong to the key, has an answer outside its range, or none at all.
+    """
+    texts = read_json(key).get("texts")
+    if not isinstance(texts, dict) or not texts:
+        raise UserError(f"{shown(key)} is not the key of a reading sheet")
+    axes = [list(dict.fromkeys(entry[name] for entry in texts.values())) for name in ("setting", "prompt", "seed")]
+    settings, prompts, seeds = (sorted(axis) for axis in axes)
+    shape = (len(settings), len(prompts), len(seeds))
+    sums = {name: np.zeros(shape) for name in QUESTIONS}
+    counts = {name: np.zeros(shape) for name in QUESTIONS}
+    for sheet in sheets:
+        for number, answers in _answers(sheet).items():
+            if number not in texts:
+                raise UserError(f"{shown(sheet)} has a text {number}, which {shown(key)} does not know")
+            entry = texts[number]
+            place = (settings.index(entry["setting"]), prompts.index(entry["prompt"]), seeds.index(entry["seed"]))
+            for name, value in answers.items():
+                sums[name][place] += value
+                counts[name][place] += 1
+    metrics = {name: _means(sums[name], counts[name]) for name in QUESTIONS}
+    empty = [[[""] * len(seeds) for _ in prompts] for _ in settings]
+    return Matrix(settings, prompts, [int(seed) for seed in seeds], empty, metrics)
+
+
+def _means(sums: Float[np.ndarray, "N P S"], counts: Float[np.ndarray, "N P S"]) -> Float[np.ndarray, "N P S"]:
+    return np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
+
+
+def _answers(sheet: Path) -> dict[str, dict[str, float]]:
+    """The answers of one reader, by the number of the text."""
+    with open(readable_file(sheet), newline="", encoding="utf-8-sig") as file:  # spreadsheets add a byte-order mark
+        rows = list(csv.DictReader(file))
+    if not rows or not {"text", *QUESTIONS} <= rows[0].keys():
+        raise UserError(f"{shown(sheet)} is not a reading sheet: its columns are to be text, {', '.join(QUESTIONS)}")
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        given = {name: row[name].strip() for name in QUESTIONS if row[name] and row[name].strip()}
+        for name, answer in given.items():
+            _, least, most = QUESTIONS[name]
+            try:
+                value = float(answer)
+            except ValueError:
+                value = float("nan")
+            if not least <= value <= most:
+                raise UserError(f"{shown(sheet)}, text {row['text']}: {name} is {least} to {most}, not {answer!r}")
+            found.setdefault(row["text"], {})[name] = value
+    if not found:
+        raise UserError(f"{shown(sheet)} has no answers yet")
+    return found

@@ -8,7 +8,7 @@ import gzip
 import itertools
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ from tqdm import tqdm
 from nlm_core.errors import UserError
 from nlm_core.files import readable_file, shown, written_whole
 from nlm_core.generate import BATCH_SIZE, begin, write
-from nlm_core.metrics import Copies, Words, measure
+from nlm_core.metrics import WORD, Copies, Words, measure
 from nlm_core.model import NLM
 from nlm_core.sampling import Sampling
 from nlm_core.stats import mean_interval
+from nlm_core.text import SEPARATOR
 from nlm_core.tokenizer import Tokenizer
 
 # The posts name the first three of their ten prompts; the others are ours, in the manner of TinyStories.
@@ -181,6 +182,31 @@ def matrix(
     shape = (len(settings), len(prompts), len(seeds))
     metrics = {name: np.array([one[name] for one in counted]).reshape(shape) for name in counted[0]}
     return Matrix(list(settings), list(prompts), list(seeds), texts, metrics)
+
+
+def openings(
+    tokenizer: Tokenizer, stories: Iterable[str], count: int = 100, words: int = 6, length: int = 200
+) -> list[tuple[str, str]]:
+    """The first words of stories, to be gone on from, each with its story.
+
+    Args:
+        tokenizer: decides what `length` tokens are.
+        stories: in order; those that end less than `length` tokens behind their opening are left out, and so are those
+            whose opening another story had.
+        count: how many to take.
+        words: of an opening.
+        length: tokens that a story must have behind its opening, its separator not counted.
+    """
+    found: dict[str, str] = {}
+    for story in stories:
+        places = [match.end() for match in WORD.finditer(story)]
+        if len(found) == count or len(places) < words:
+            continue
+        opening = story[: places[words - 1]]
+        rest = story[len(opening) :].partition(SEPARATOR)[0]
+        if len(tokenizer.encode(rest)) >= length:
+            found.setdefault(opening, story)
+    return list(found.items())
 
 
 def reference(

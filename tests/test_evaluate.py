@@ -5,13 +5,27 @@ import json
 
 import numpy as np
 import pytest
+from conftest import ROOT, STORIES
 
+from nlm_core import Tokenizer
 from nlm_core.errors import UserError
-from nlm_core.evaluate import POSTS, Matrix, complete, matrix, read_matrix, reference, settings_named, write_matrix
+from nlm_core.evaluate import (
+    POSTS,
+    Matrix,
+    complete,
+    matrix,
+    openings,
+    read_matrix,
+    reference,
+    settings_named,
+    write_matrix,
+)
 from nlm_core.generate import generate
 from nlm_core.metrics import measure
 from nlm_core.sampling import Sampling
 from nlm_core.tables import generation_table
+from nlm_core.text import blocks
+from nlm_core.text import stories as list_of_stories
 
 PROMPTS = ["Once", "The dog", "A"]
 
@@ -130,6 +144,27 @@ def test_the_reference_is_the_story_itself(tokenizer):
         assert len(tokenizer.encode(text)) == 4
     with pytest.raises(UserError, match="does not begin with"):
         reference(tokenizer, stories, ["A cat", "The dog"])
+
+
+def test_openings_are_the_first_words_of_stories_that_are_long_enough(tokenizer):
+    stories = [
+        'By the "river" ran a dog. It ran far away.<|endoftext|>\n',
+        "Too short, far too short.<|endoftext|>\n",
+        'By the "river" ran a dog that was fast.<|endoftext|>\n',
+        "Nothing.\n",
+        "Two birds sang a new song. They sang it again.<|endoftext|>\n",
+        "Three more that nobody asked for are left out here.<|endoftext|>\n",
+    ]
+    found = openings(tokenizer, stories, count=2, words=5, length=6)
+    assert found == [('By the "river" ran a', stories[0]), ("Two birds sang a new", stories[4])]
+    assert reference(tokenizer, [story for _, story in found], [opening for opening, _ in found], length=6)
+
+
+def test_the_openings_that_ship_are_those_of_the_stories():
+    shipped = Tokenizer.load(ROOT / "checkpoints" / "nlm" / "tokenizer.json")
+    found = openings(shipped, list_of_stories(blocks(STORIES)))
+    assert len(found) == 100
+    assert (ROOT / "data" / "openings.txt").read_text() == "".join(f"{opening}\n" for opening, _ in found)
 
 
 @pytest.mark.parametrize("missing", ["prompts", "settings", "seeds"])

@@ -3,7 +3,8 @@
     python scripts/notebooks.py                                    the book itself, in place
     NLM_CHECKPOINT=runs/mine python scripts/notebooks.py           a copy of the book, on another checkpoint
 
-The copy is made in _build/own-book; the book itself stays as it is. A notebook is written only if all of it ran.
+The copy is made in _build/own-book; the book itself stays as it is. A notebook is written only if all of it ran. Then
+what README and start page show of the verdicts is made anew (scripts/render.py).
 """
 
 import os
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 import nbformat
+import render
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
@@ -85,6 +87,8 @@ def main() -> None:
         print(f"{shown(path)} ... ", end="", flush=True)
         execute(path)
         print(f"{time.monotonic() - begin:.0f} s")
+    if (book / "book" / "index.md").exists():
+        render.main([str(book)])
     if own:
         book = book.rename(book.with_name("own-book"))
         print(f"Executed in {shown(book)}; build it with the same NLM_CHECKPOINT: make book")

@@ -1,0 +1,49 @@
+"""What README and book show of the records is what the records say."""
+
+import json
+import runpy
+import shutil
+
+import pytest
+from conftest import ROOT
+from PIL import Image
+
+from nlm_core.errors import UserError
+from nlm_core.scorecard import read_verdicts
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.setenv("NLM_ROOT", str(ROOT))
+    return runpy.run_path(str(ROOT / "scripts" / "render.py"))
+
+
+def test_texts_are_up_to_date(script):
+    for path, text in script["rendered"](ROOT, ROOT).items():
+        assert (ROOT / path).read_text() == text, f"{path}: run python scripts/render.py"
+
+
+def test_the_picture_shows_the_verdicts(script):
+    verdicts = {one.id: one.verdict for one in read_verdicts(ROOT / "book")}
+    picture = Image.open(ROOT / script["PICTURE"])
+    assert json.loads(picture.text["Description"]) == verdicts, "run python scripts/render.py"
+    assert picture.width >= 800
+
+
+def test_a_changed_record_changes_the_text(script, own_root):
+    copy = own_root / "copy"
+    for folder in ("book", "_static"):
+        shutil.copytree(ROOT / folder, copy / folder)
+    for path in (copy / "book").glob("*.ipynb"):
+        path.write_text(path.read_text().replace('"verdict": "holds"', '"verdict": "partly"'))
+    script["main"]([str(copy)])
+    made = (copy / "book" / "index.md").read_text()
+    assert " hold," not in made.partition("What came out")[2].partition("## ")[0]
+    assert json.loads(Image.open(copy / script["PICTURE"]).text["Description"])["pos.bag"] == "partly"
+    assert (ROOT / "book" / "index.md").read_text() != made
+    assert not (copy / "README.md").exists()
+
+
+def test_a_file_without_its_place_is_named(script):
+    with pytest.raises(UserError, match=r"x\.md has no place for 'a'"):
+        script["replaced"]("nothing", {"a": "b"}, "x.md")

@@ -1,13 +1,14 @@
 """The search for the training recipe, on small models and an eighth of the text, and what more text is worth.
 
     python scripts/recipe.py parts CORPUS      an eighth, a quarter and a half of its training text, as corpora
-    python scripts/recipe.py search CORPUS [RUN...]    the runs of the search, on the eighth: runs/recipe
+    python scripts/recipe.py search CORPUS [RUN...]    the runs of the search: runs/recipe
     python scripts/recipe.py average CORPUS    the last checkpoints of each of those, averaged
     python scripts/recipe.py table CORPUS      all runs in one table: runs/recipe/table.csv
 
 CORPUS is a prepared corpus with validation text. A small model has an eighth of the book's parameters and reads an
 eighth of its text, so it has as many parameters for each token, and over-fits in about as many passes. Each run sees
-the same number of tokens. All choices are made on the choosing half of the validation text.
+the same number of tokens; those on more text make fewer passes over it. All choices are made on the choosing half of the
+validation text.
 """
 
 import argparse
@@ -46,7 +47,7 @@ SMALL = {
     "keep": AVERAGED,
 }
 # In the order in which they were run; what was tried later was chosen by what came before. What is not named is as in
-# the defaults of `TrainConfig`.
+# the defaults of `TrainConfig`; "part" says that a run reads a larger part of the text than an eighth.
 RUNS: dict[str, dict[str, Any]] = {
     "base": {},
     "dropout-0.1": {"dropout": 0.1},
@@ -64,7 +65,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def part_name(corpus: str, part: int) -> str:
-    return f"{corpus}-1-{part}"
+    return corpus if part == 1 else f"{corpus}-1-{part}"
 
 
 def make_parts(corpus: str, _: list[str]) -> None:
@@ -92,9 +93,9 @@ def search(corpus: str, names: list[str]) -> None:
     for name in names:
         print(name, flush=True)
         try:
-            last = complete_run(
-                "nlm", part_name(corpus, 8), folder_of(name), {**SMALL, **RUNS[name]}, Budget("tokens", TOKENS)
-            )
+            settings = {**SMALL, **RUNS[name]}
+            part = part_name(corpus, settings.pop("part", 8))
+            last = complete_run("nlm", part, folder_of(name), settings, Budget("tokens", TOKENS))
         except Diverged as error:  # a result like any other; the table shows it
             print(error)
             continue

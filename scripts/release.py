@@ -189,8 +189,11 @@ def main(words: list[str] | None = None) -> None:
     }
     save_checkpoint(out, model, tok, step=trained["step"], metrics=metrics)
     corpus, _ = next(iter(texts.values()))
-    training_text = (story for file in text_files(corpus, "train") for story in stories(blocks(file)))
+    training_text = [story for file in text_files(corpus, "train") for story in stories(blocks(file))]
     write_words(out / WORDS, by_frequency(training_text))
+    # As many stories as are judged by, spread over all of the text: how far the model over-fits.
+    some = training_text[:: max(1, len(training_text) // results[next(iter(results))]["stories"])]
+    trained_on = score(model, tok, some, progress=True).summary()
     shutil.copy(arguments.run / "log.csv", out / "log.csv")
     write_json(out / "run.json", run)
     checkpoint = load_checkpoint(out)
@@ -204,6 +207,7 @@ def main(words: list[str] | None = None) -> None:
             "report": Corpus.open(corpus).manifest["maps"]["report"],
         },
         units=next(iter(scores.values())).by_story(),
+        training_text={key: trained_on[key] for key in ("stories", "tokens", "nats_per_token", "bits_per_byte")},
     )
     hours = trained["training"]["elapsed"] / 3600
     (out / "README.md").write_text(card(checkpoint, model, run, hours, results, notes))

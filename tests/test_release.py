@@ -44,6 +44,7 @@ def test_release_of_a_tiny_run(corpus, own_root, capsys):
     assert record.units["space tokens"].sum() == spaces["tokens"]
     mean = record.units["space nats"].sum() / record.units["space tokens"].sum()
     assert mean == pytest.approx(spaces["nats_per_token"]["value"])
+    assert record.results["training_text"]["stories"] >= 7
     words = Words.read(released["path"] / "words.txt")
     assert words.known == set(words_of((own_root / "train.txt").read_text()))
     assert {"the", "and"} <= words.common

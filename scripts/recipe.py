@@ -7,8 +7,8 @@
 
 CORPUS is a prepared corpus with validation text. A small model has an eighth of the book's parameters and reads an
 eighth of its text, so it has as many parameters for each token, and over-fits in about as many passes. Each run sees
-the same number of tokens; those on more text make fewer passes over it. All choices are made on the choosing half of the
-validation text.
+the same number of tokens; those on more text make fewer passes over it. All choices are made on the choosing half of
+the validation text.
 """
 
 import argparse

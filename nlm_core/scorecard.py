@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from nlm_core.claims import METADATA, VERDICTS, all_claims
 from nlm_core.errors import UserError
@@ -112,11 +113,12 @@ def draw(ax: Axes, verdicts: Sequence[Verdict]) -> None:
             [str(width) if width else "" for width in widths],
             label_type="center",
             color="white" if dark else "black",
-            bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.5},
+            bbox={"facecolor": colour, "edgecolor": "none", "pad": 2.5},
         )
         left += widths
     ax.invert_yaxis()
     ax.set(xlabel="claims", xlim=(0, left.max()))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(visible=False, axis="y")
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=9, handleheight=1.2)
 

@@ -6,7 +6,7 @@ Shapes: T positions, C = d_model.
 import numpy as np
 from jaxtyping import Float, Int
 
-from nlm_core.stats import permutation_p, unit_ranks
+from nlm_core.stats import bootstrap, permutation_p, unit_ranks
 
 
 def shuffled(table: Float[np.ndarray, "T C"], block: int, seed: int = 0) -> Float[np.ndarray, "T C"]:
@@ -52,6 +52,31 @@ def by_distance(similarity: Float[np.ndarray, "T T"], level: float = 0.8) -> Flo
     tails = [(1 - level) / 2, (1 + level) / 2]
     pairs = [np.diagonal(similarity, offset) for offset in range(1, len(similarity))]
     return np.array([[values.mean(), *np.quantile(values, tails)] for values in pairs])
+
+
+def far_interval(
+    similarity: Float[np.ndarray, "T T"], far: int, blocks: int = 16, draws: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """The 95 % interval of the mean cosine of places that are at least `far` apart.
+
+    Neighbours resemble each other, so blocks of neighbouring places are resampled, not single ones.
+
+    Args:
+        similarity: the cosine of every pair of positions.
+        far: the least distance that counts.
+        blocks: into how many the places are cut.
+        draws, seed: of the bootstrap.
+    """
+    T = len(similarity)
+    of_block = (np.arange(T) * blocks // T == np.arange(blocks)[:, None]).astype(float)  # (blocks, T)
+    counted = distances(T) >= far
+    sums, numbers = (of_block @ pairs @ of_block.T for pairs in (similarity * counted, counted))
+
+    def mean_of(drawn: np.ndarray) -> float:
+        pairs = np.ix_(drawn, drawn)
+        return sums[pairs].sum() / numbers[pairs].sum()
+
+    return bootstrap(mean_of, np.arange(blocks), draws=draws, seed=seed)
 
 
 def mantel(similarity: Float[np.ndarray, "T T"], draws: int = 999, seed: int = 0) -> tuple[float, float]:

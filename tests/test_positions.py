@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from nlm_core.model import sinusoids
-from nlm_core.positions import by_distance, distances, mantel, parts, shuffled
+from nlm_core.positions import by_distance, distances, far_interval, mantel, parts, shuffled
 from nlm_core.vectors import cosines
 
 
@@ -95,3 +95,14 @@ def test_parts_are_the_whole_and_three_equal_quarters(T):
     assert {len(part) for part in places[1:]} == {T // 4}
     assert (places[1][0], places[3][-1]) == (0, T - 1)
     assert abs(places[2].mean() - (T - 1) / 2) <= 0.5
+
+
+def test_far_places_have_an_interval_over_blocks():
+    place = np.linspace(0, np.pi, 128)
+    circle = np.column_stack([np.cos(place), np.sin(place)])
+    noise = np.random.default_rng(0).normal(0, 0.3, size=circle.shape)
+    similarity = cosines(circle + noise)
+    low, high = far_interval(similarity, 70)
+    far = np.abs(np.arange(128)[:, None] - np.arange(128)) >= 70
+    assert low < similarity[far].mean() < high < 0
+    assert (low, high) == far_interval(similarity, 70)

@@ -1,5 +1,6 @@
 """The `nlm` command."""
 
+import importlib.metadata
 import json
 import os
 import sys
@@ -38,6 +39,22 @@ tokenizer_app = typer.Typer(help="Make a tokenizer.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(cli_experiments.reading_app, name="reading")
+
+
+def _show_version(wanted: bool) -> bool:
+    if wanted:
+        typer.echo(f"nlm {importlib.metadata.version('nlm')}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Build, train and doubt a small language model."""
 
 
 @data_app.command("add")

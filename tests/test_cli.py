@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -183,6 +184,12 @@ def test_help_of_every_command(nlm):
         code, out, _ = nlm(*words, "--help")
         assert code == 0
         assert "Usage: nlm" in out
+
+
+def test_version(nlm):
+    code, out, _ = nlm("--version")
+    assert code == 0
+    assert re.fullmatch(r"nlm \d+\.\d+\.\d+\n", out)
 
 
 def test_training_a_tokenizer_never_replaces_a_text(nlm, mine):

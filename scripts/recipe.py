@@ -55,13 +55,14 @@ RUNS: dict[str, dict[str, Any]] = {
     "dropout-0.1-decay-1": {"dropout": 0.1, "weight_decay": 1.0},
     "lr-0.006": {"weight_decay": 1.0, "lr": 0.006},
     "lr-0.0015": {"weight_decay": 1.0, "lr": 0.0015},
-    "decay-2": {"weight_decay": 2.0},
-    "dropout-0.05": {"weight_decay": 1.0, "dropout": 0.05},
-    "batch-8": {"weight_decay": 1.0, "batch_size": 8},
+    "lr-0.012": {"weight_decay": 1.0, "lr": 0.012},
+    "long-fall": {"weight_decay": 1.0, "lr": 0.006, "decay_fraction": 0.7},
+    "decay-2": {"weight_decay": 2.0, "lr": 0.006},
+    "dropout-0.05": {"weight_decay": 1.0, "lr": 0.006, "dropout": 0.05},
+    "batch-8": {"weight_decay": 1.0, "lr": 0.006, "batch_size": 8},
     "adamw-0.001": {"weight_decay": 1.0, "optimizer": "adamw", "lr": 0.001},
     "adamw-0.003": {"weight_decay": 1.0, "optimizer": "adamw", "lr": 0.003},
-    "beta2-0.995": {"weight_decay": 1.0, "beta2": 0.995},
-    "long-fall": {"weight_decay": 1.0, "decay_fraction": 0.7},
+    "beta2-0.995": {"weight_decay": 1.0, "lr": 0.006, "beta2": 0.995},
 }
 
 

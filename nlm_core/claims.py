@@ -47,6 +47,7 @@ def claim(
     form: str = ".2f",
     interval_is: str = "95 % interval",
     reads: str | None = None,
+    applies: bool = True,
 ) -> None:
     """Record what we measured for a claim, and show it in one line.
 
@@ -63,10 +64,14 @@ def claim(
         form: how numbers are shown, as in an f-string.
         interval_is: what the interval's ends are.
         reads: the verdict for which the text around the call was written.
+        applies: false where the checkpoint lacks what the claim is about, such as a recorded run; then there is no
+            figure, and the verdict is "not applicable".
 
     Raises:
         UserError: the claim is not in the list, there is no such verdict, or a number is not finite.
     """
+    if not applies:
+        ours, interval, n, data, verdict = None, None, None, None, "not applicable"
     listed = all_claims()
     if id not in listed:
         raise UserError(

@@ -43,6 +43,14 @@ def ids_of(tokenizer: Tokenizer, words: Sequence[str]) -> Int[np.ndarray, " N"]:
     return np.array([found[0] for found in ids])
 
 
+def vectors_of(table: Float[np.ndarray, "V C"], tokenizer: Tokenizer, words: Sequence[str]) -> Float[np.ndarray, "N C"]:
+    """The vector of each word: its row of the token table, or the mean of its rows where it is several tokens.
+
+    The book's tokenizer has one token for each word of this module; another one may cut some into pieces.
+    """
+    return np.stack([table[tokenizer.encode(word)].astype(np.float64).mean(axis=0) for word in words])
+
+
 def within_against_between(
     similarity: Float[np.ndarray, "N N"], groups: Sequence[str], draws: int = 9_999, seed: int = 0
 ) -> tuple[float, float, float]:

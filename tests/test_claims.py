@@ -61,6 +61,17 @@ def test_nothing_to_measure():
     assert "no figure" in output.data["text/markdown"]
 
 
+def test_what_does_not_apply_has_no_figure_whatever_was_computed():
+    output = shown(
+        lambda: claim(
+            "pos.zero-norm", np.nan, interval=(1, 2), n=5, data="x", verdict="holds", reads="holds", applies=False
+        )
+    )
+    record = output.metadata[METADATA]
+    assert (record["ours"], record["interval"], record["n"], record["verdict"]) == (None, None, None, "not applicable")
+    assert output.data["text/markdown"].endswith("We measured: no figure.")
+
+
 def test_unknown_claims_and_verdicts_are_refused():
     with pytest.raises(UserError, match=r"there is no claim 'pos\.new'"):
         claim("pos.new", 1.0, verdict="holds")

@@ -5,7 +5,7 @@ import pytest
 from conftest import ROOT
 
 from nlm_core import Tokenizer
-from nlm_core.embeddings import GROUPS, OTHERS, ids_of, neighbours, within_against_between, words_by_group
+from nlm_core.embeddings import GROUPS, OTHERS, ids_of, neighbours, vectors_of, within_against_between, words_by_group
 from nlm_core.errors import UserError
 from nlm_core.vectors import cosines
 
@@ -22,6 +22,15 @@ def test_every_word_is_one_token_of_the_shipped_tokenizer():
 def test_a_word_of_several_tokens_is_named(tokenizer):
     with pytest.raises(UserError, match="squirrel"):
         ids_of(tokenizer, ["the", "squirrel"])
+
+
+def test_the_vector_of_a_word_in_pieces_is_their_mean(tokenizer):
+    table = np.random.default_rng(0).normal(size=(512, 4)).astype(np.float32)
+    pieces = tokenizer.encode("squirrel")
+    assert len(pieces) > 1
+    whole, cut = vectors_of(table, tokenizer, ["the", "squirrel"])
+    assert whole == pytest.approx(table[tokenizer.encode("the")[0]])
+    assert cut == pytest.approx(table[pieces].mean(axis=0))
 
 
 def test_groups_that_are_there_are_found_and_others_are_not():

@@ -119,7 +119,9 @@ def test_the_address_of_the_repository_stands_in_one_place():
 
 def test_what_is_served_with_the_pages_names_no_other_host():
     for path in (ROOT / "_static").iterdir():
-        assert set(re.findall(r"\bhttps?://[^\s\"')]+", path.read_text(errors="replace"))) <= {SVG.strip("{}")}, path.name
+        assert set(re.findall(r"\bhttps?://[^\s\"')]+", path.read_text(errors="replace"))) <= {SVG.strip("{}")}, (
+            path.name
+        )
 
 
 def test_the_works_that_the_code_names_are_in_the_bibliography():

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,20 +12,15 @@ import typer
 
 from nlm_core.ablate import MODES, ablate, single_heads
 from nlm_core.checkpoint import load_checkpoint
-from nlm_core.data import corpus_names, text_files
 from nlm_core.errors import UserError
-from nlm_core.evaluate import POSTS, PROMPTS, SETTINGS, matrix, settings_named, write_matrix
-from nlm_core.files import readable_file, sha256_of, shown
+from nlm_core.evaluate import POSTS, PROMPTS, SETTINGS, matrix, read_prompts, settings_named, write_matrix
+from nlm_core.files import sha256_of, shown
 from nlm_core.heads import judge_heads
-from nlm_core.metrics import WORDS, Copies, Words, by_frequency
 from nlm_core.model import NLM
 from nlm_core.reading import KEY, QUESTIONS, SHEET, scores, write_sheet
 from nlm_core.records import write_record
-from nlm_core.score import Tokens, tokens_of
-from nlm_core.source import Source, text_to_score
+from nlm_core.source import beginning_of, text_to_score, words_and_copies
 from nlm_core.tables import generation_table, heads_table
-from nlm_core.text import blocks, stories
-from nlm_core.tokenizer import Tokenizer
 
 TEXTS = "texts.jsonl.gz"
 
@@ -32,19 +28,22 @@ Checkpoint = Annotated[Path | None, typer.Argument(help="A checkpoint or a run's
 Out = Annotated[Path | None, typer.Option(help="A folder to write the results to, such as runs/NAME.")]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Seed = Annotated[int, typer.Option(help="Of what is drawn at random.")]
+Prompts = Annotated[
+    Path | None, typer.Option(help="How texts begin: a text file, one in a line. [default: ten prompts]")
+]
+Seeds = Annotated[int, typer.Option(help="How many texts for each prompt and setting.")]
+Length = Annotated[int, typer.Option(help="The length of each text; every second token is a space.")]
 
 
 def evaluate(
     checkpoint: Checkpoint = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="How texts begin: a text file, one in a line. [default: ten prompts]")
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="How many texts for each prompt and setting.")] = 1,
+    prompts: Prompts = None,
+    seeds: Seeds = 1,
     setting: Annotated[
         list[str] | None,
         typer.Option(help=f"A temperature, or one of {', '.join(SETTINGS)}; repeatable. [default: {', '.join(POSTS)}]"),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="The length of each text; every second token is a space.")] = 200,
+    max_new_tokens: Length = 200,
     data: Annotated[
         str | None, typer.Option(help="The corpus trained on: counts copies from it, and words that it does not have.")
     ] = None,
@@ -89,13 +88,11 @@ def evaluate(
             for metric in found.metrics
             for number, name in enumerate(found.settings)
         }
-        words = [shown(checkpoint)] if checkpoint else []
-        words += [f"--prompts {shown(prompts)}"] if prompts else []
-        words += [f"--seeds {seeds}", *(f"--setting {name}" for name in settings)]
-        words += [f"--max-new-tokens {max_new_tokens}", *([f"--data {data}"] if data else [])]
+        options = {"--prompts": prompts and shown(prompts), "--seeds": seeds, "--setting": list(settings)}
+        options |= {"--max-new-tokens": max_new_tokens, "--data": data, "--out": shown(out)}
         write_record(
             out,
-            command=" ".join(["nlm evaluate", *words, f"--out {shown(out)}"]),
+            command=command_of("evaluate", checkpoint, options),
             data={"texts": sha256_of(out / TEXTS), "units": "prompts", **({"corpus": data} if data else {})},
             units=units,
             **summary,
@@ -139,11 +136,10 @@ def ablate_command(
         names = [f"L{layer}H{head}" for layer in range(config.n_layers) for head in range(config.n_heads)]
         units = {"tokens": losses.targets, "clean": losses.clean}
         units |= {name: losses.deltas[:, number] for number, name in enumerate(names)}
-        words = [shown(checkpoint)] if checkpoint else []
-        words += [f"--mode {mode}", *([f"--data {data} --half {half}"] if data else []), f"--tokens {tokens}"]
+        options = {"--mode": mode, "--data": data, "--half": half, "--tokens": tokens, "--seed": seed}
         write_record(
             out,
-            command=" ".join(["nlm ablate", *words, f"--seed {seed}", f"--out {shown(out)}"]),
+            command=command_of("ablate", checkpoint, {**options, "--out": shown(out)}),
             data={
                 "text": source.name,
                 "ids": hashlib.sha256(text.ids.astype("<u4").tobytes()).hexdigest(),
@@ -163,15 +159,13 @@ reading_app = typer.Typer(help="Let people judge stories without knowing how the
 def reading_sheet(
     out: Annotated[Path, typer.Option(help="A folder for sheet.csv and key.json.")],
     checkpoint: Checkpoint = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="How texts begin: a text file, one in a line. [default: ten prompts]")
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="How many texts for each prompt and setting.")] = 1,
+    prompts: Prompts = None,
+    seeds: Seeds = 1,
     setting: Annotated[
         list[str] | None,
         typer.Option(help=f"A temperature, or one of {', '.join(SETTINGS)}; repeatable. [default: 0.8, 1.2]"),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="The length of each text; every second token is a space.")] = 200,
+    max_new_tokens: Length = 200,
     seed: Seed = 0,
 ) -> None:
     """Write stories in random order into a table that hides their settings, with columns for a reader's answers."""
@@ -213,43 +207,13 @@ def _seeds(count: int) -> range:
     return range(count)
 
 
-def read_prompts(path: Path) -> list[str]:
-    """The lines of a text file, without those that are empty or stand there twice."""
-    lines = "".join(blocks(readable_file(path))).splitlines()
-    prompts = list(dict.fromkeys(line for line in lines if line.strip()))
-    if not prompts:
-        raise UserError(f"{shown(path)} has no prompts: put one in each line")
-    return prompts
-
-
-def words_and_copies(data: str | None, checkpoint: Path) -> tuple[Words | None, Copies | None]:
-    """The words of the training text, and where texts may have been copied from.
-
-    Both from a corpus; without one, the words from the list beside the checkpoint, if there is one.
-    """
-    if data is None:
-        words = checkpoint / WORDS
-        return (Words.read(words) if words.exists() else None), None
-    if data not in corpus_names():
-        raise UserError(f"there is no corpus {data!r}; there are: {', '.join(corpus_names()) or 'none'}")
-    files = text_files(data, "train")
-    if not files:
-        raise UserError(f"{data!r} has no training text to compare with")
-    text = [story for file in files for story in stories(blocks(file))]
-    return Words.of(by_frequency(text)), Copies(text)
-
-
-def beginning_of(source: Source, tokenizer: Tokenizer, count: int) -> Tokens:
-    """The first stories of a text: as many as have `count` tokens, or all of them for 0."""
-    if count < 0:
-        raise UserError(f"--tokens must be 0 (all) or more, not {count}")
-    some, length = [], 0
-    for story in source.stories:
-        some.append(story)
-        length += len(tokenizer.encode(story))
-        if 0 < count <= length:
-            break
-    return tokens_of(tokenizer, some)
+def command_of(name: str, checkpoint: Path | None, options: dict[str, Any]) -> str:
+    """The line that makes a record again, quoted as a shell needs it; options without a value are left out."""
+    words = ["nlm", name, *([shown(checkpoint)] if checkpoint else [])]
+    for option, value in options.items():
+        for one in value if isinstance(value, list) else [value]:
+            words += [] if one is None else [option, str(one)]
+    return shlex.join(words)
 
 
 def _require_usable(out: Path | None) -> None:

@@ -24,7 +24,7 @@ from nlm_core.metrics import WORD, Copies, Words, measure
 from nlm_core.model import NLM
 from nlm_core.sampling import Sampling
 from nlm_core.stats import mean_interval
-from nlm_core.text import SEPARATOR
+from nlm_core.text import SEPARATOR, blocks
 from nlm_core.tokenizer import Tokenizer
 
 # The posts name the first three of their ten prompts; the others are ours, in the manner of TinyStories.
@@ -70,6 +70,15 @@ def settings_named(names: Sequence[str]) -> dict[str, Sampling]:
                 f"there is no setting {name!r}; give a temperature, or one of: {', '.join(SETTINGS)}"
             ) from None
     return found
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The lines of a text file, without those that are empty or stand there twice."""
+    lines = "".join(blocks(readable_file(path))).splitlines()
+    prompts = list(dict.fromkeys(line for line in lines if line.strip()))
+    if not prompts:
+        raise UserError(f"{shown(path)} has no prompts: put one in each line")
+    return prompts
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def draw(ax: Axes, verdicts: Sequence[Verdict]) -> None:
             left=left,
             color=colour,
             hatch=hatch,
-            edgecolor="white",
+            edgecolor="#777777" if colour == "#FFFFFF" else "white",
             linewidth=0.8,
             label=verdict,
         )

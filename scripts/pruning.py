@@ -14,11 +14,10 @@ import numpy as np
 
 from nlm_core import NLM, UserError, load_checkpoint
 from nlm_core.ablate import Head, ablate
-from nlm_core.cli_experiments import beginning_of
 from nlm_core.errors import one_line_errors
 from nlm_core.files import project_root
 from nlm_core.records import read_record, write_record
-from nlm_core.source import text_to_score
+from nlm_core.source import beginning_of, text_to_score
 
 TOKENS = 20_000
 PARTS = 24  # so many steps from all heads to none

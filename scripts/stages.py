@@ -19,7 +19,6 @@ import torch
 from nlm_core import NLM, UserError, load_checkpoint
 from nlm_core.ablate import ablate, single_heads
 from nlm_core.checkpoint import STEPS
-from nlm_core.cli_experiments import beginning_of, words_and_copies
 from nlm_core.config import TrainConfig
 from nlm_core.data import Corpus
 from nlm_core.embeddings import OTHERS, ids_of, words_by_group
@@ -28,7 +27,7 @@ from nlm_core.evaluate import matrix
 from nlm_core.files import project_root, read_json, sha256_of, shown, write_json, written_whole
 from nlm_core.records import write_record
 from nlm_core.score import score
-from nlm_core.source import text_to_score
+from nlm_core.source import beginning_of, text_to_score, words_and_copies
 from nlm_core.stages import ARRAYS
 from nlm_core.stats import sums_by
 from nlm_core.tokenizer import Tokenizer

@@ -64,6 +64,16 @@ def tiny_model() -> NLM:
 
 
 @pytest.fixture
+def sharp_model(tiny_model: NLM) -> NLM:
+    """With large weights, so that heads look somewhere and predictions are far from uniform."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for param in tiny_model.parameters():
+            param.normal_(std=0.3)
+    return tiny_model
+
+
+@pytest.fixture
 def corpus(own_root: Path, tokenizer: Tokenizer) -> Corpus:
     """A prepared corpus "stories" of 60 stories to learn from and 20 to judge by."""
     text = list(itertools.islice(stories(blocks(STORIES)), 80))

@@ -9,13 +9,8 @@ from nlm_core.errors import UserError
 
 
 @pytest.fixture
-def model(tiny_model):
-    """With large weights, so that heads look somewhere."""
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for param in tiny_model.parameters():
-            param.normal_(std=0.3)
-    return tiny_model
+def model(sharp_model):
+    return sharp_model
 
 
 def test_values_weighted_by_them_are_what_attention_adds(model):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def text(own_root):
 
 
 def test_evaluate_writes_a_table_and_a_record(nlm, own_model, own_root):
-    prompts = own_root / "prompts.txt"
+    prompts = own_root / "my prompts.txt"  # a name that a shell would take for two
     prompts.write_text("Once\n\nThe dog\nOnce\n")
     words = ["evaluate", own_model, "--prompts", prompts, "--seeds", "2", "--setting", "greedy", "--setting", "0.9"]
     code, out, err = nlm(*words, "--max-new-tokens", "8", "--out", own_root / "runs" / "mine")
@@ -55,7 +56,7 @@ def test_evaluate_writes_a_table_and_a_record(nlm, own_model, own_root):
     assert record.results["metrics"]["words"]["greedy"]["mean"] == pytest.approx(found.means("words")[0])
 
     # The command in the record makes the same texts.
-    again = record.results["command"].split()[1:]
+    again = shlex.split(record.results["command"])[1:]
     again[again.index("--out") + 1] = "again"
     assert nlm(*again)[0] == 0
     assert read_matrix(own_root / "again" / "texts.jsonl.gz").texts == found.texts

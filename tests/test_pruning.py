@@ -8,10 +8,9 @@ from conftest import ROOT
 
 from nlm_core import NLM, UserError, load_checkpoint, save_checkpoint
 from nlm_core.ablate import ablate
-from nlm_core.cli_experiments import beginning_of
 from nlm_core.config import ModelConfig
 from nlm_core.records import read_record
-from nlm_core.source import text_to_score
+from nlm_core.source import beginning_of, text_to_score
 
 
 def test_heads_go_in_the_order_of_the_record(corpus, own_root, tokenizer, nlm):

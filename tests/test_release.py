@@ -50,6 +50,14 @@ def test_release_of_a_tiny_run(corpus, own_root, capsys):
     assert {"the", "and"} <= words.common
 
 
+def test_the_words_of_the_training_text_ship():
+    words = Words.read(ROOT / "checkpoints" / "nlm" / "words.txt")
+    assert {"once", "upon", "dog", "the"} <= words.known
+    assert {"the", "and"} <= words.common
+    assert len(words.known) > 5000
+    assert "flumbo" not in words.known
+
+
 def test_the_shipped_card_says_what_was_measured():
     folder = ROOT / "checkpoints" / "nlm"
     losses, card = json.loads((folder / "losses.json").read_text()), (folder / "README.md").read_text()

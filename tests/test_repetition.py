@@ -11,12 +11,8 @@ from nlm_core.repetition import Endings, again, continuation_nats, endings
 
 
 @pytest.fixture
-def model(tiny_model):
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for param in tiny_model.parameters():
-            param.normal_(std=0.3)
-    return tiny_model
+def model(sharp_model):
+    return sharp_model
 
 
 def chance(model, ids, token, temperature=1.0):

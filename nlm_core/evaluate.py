@@ -124,15 +124,17 @@ class Matrix:
         return float(gaps.mean()), low, high
 
     def summary(self) -> dict[str, dict[str, Any]]:
-        """For each metric and setting the mean and its interval, JSON-ready."""
+        """For each metric and setting the mean, over how many prompts, and its interval; JSON-ready."""
         found: dict[str, dict[str, Any]] = {}
         for metric in self.metrics:
-            if not len(complete(self.by_prompt(metric))):
+            prompts = len(complete(self.by_prompt(metric)))
+            if not prompts:
                 continue
             means, ends = self.means(metric), self.intervals(metric)
             found[metric] = {
                 setting: {
                     "mean": float(means[number]),
+                    "prompts": prompts,
                     "interval": None if ends is None else [float(end[number]) for end in ends],
                 }
                 for number, setting in enumerate(self.settings)
@@ -187,7 +189,9 @@ def matrix(
                 written += [text.written.decode("utf-8", errors="replace") for text in batch]
                 bar.update(len(some))
             texts.append([written[at : at + len(seeds)] for at in range(0, len(written), len(seeds))])
-            counted += [measure(text, known, copies) for text in written]
+            counted += [
+                measure(text, known, copies, prompt=prompt) for text, (prompt, _) in zip(written, pairs, strict=True)
+            ]
     shape = (len(settings), len(prompts), len(seeds))
     metrics = {name: np.array([one[name] for one in counted]).reshape(shape) for name in counted[0]}
     return Matrix(list(settings), list(prompts), list(seeds), texts, metrics)
@@ -244,7 +248,7 @@ def reference(
             raise UserError(f"a story does not begin with its prompt {prompt!r}")
         ids = tokenizer.encode(story[len(prompt) :])[:length]
         texts.append([tokenizer.decode(ids)])
-    counted = [measure(text, known, copies) for (text,) in texts]
+    counted = [measure(text, known, copies, prompt=prompt) for (text,), prompt in zip(texts, prompts, strict=True)]
     metrics = {name: np.array([one[name] for one in counted]).reshape(1, -1, 1) for name in counted[0]}
     return Matrix(["reference"], list(prompts), [0], [texts], metrics)
 

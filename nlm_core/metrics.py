@@ -206,7 +206,9 @@ def hashes_of_runs(ids: np.ndarray, n: int) -> np.ndarray:
     return total
 
 
-def measure(text: str, known: Words | None = None, copies: Copies | None = None, length: int = 60) -> dict:
+def measure(
+    text: str, known: Words | None = None, copies: Copies | None = None, length: int = 60, prompt: str = ""
+) -> dict[str, float]:
     """All of these of one text, by name; nan where a text has nothing to count.
 
     Args:
@@ -214,6 +216,7 @@ def measure(text: str, known: Words | None = None, copies: Copies | None = None,
         known: the words of the training text; without them, made-up words and what is carried over are left out.
         copies: where it may have been copied from; without it that is left out.
         length: of the type-token ratio, in words.
+        prompt: what the text goes on from: its names and its subject count as told, the rest is not counted.
     """
     words = words_of(text)
     found = {"words": float(len(words))}
@@ -221,10 +224,10 @@ def measure(text: str, known: Words | None = None, copies: Copies | None = None,
     found |= {"seq-rep-4": seq_rep(words), f"type-token-{length}": type_token_ratio(words, length)}
     found |= {f"distinct-{n}": distinct(words, n) for n in (1, 2, 3)}
     found |= {"sentence end": float(ends_a_sentence(text)), "separator": float(SEPARATOR in text)}
-    found["name consistency"] = name_consistency(text)
+    found["name consistency"] = name_consistency(prompt + text)
     if known is not None:
         found["made-up words"] = made_up(words, known.known)
-        found["carry-over"] = carry_over(text, known.common)
+        found["carry-over"] = carry_over(prompt + text, known.common)
     if copies is not None:
         found["longest copy"] = float(copies.longest_run(words))
     return found

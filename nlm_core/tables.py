@@ -43,11 +43,13 @@ def generation_table(found: Matrix) -> str:
     """Lay out the means of generated texts: a row for each metric, a column for each setting."""
     rows = [["", *found.settings]]
     for metric, settings in found.summary().items():
-        rows.append([metric])
+        counted = next(iter(settings.values()))["prompts"]
+        rows.append([metric if counted == len(found.prompts) else f"{metric} ({counted} prompts)"])
         for one in settings.values():
             ends = "" if one["interval"] is None else " ({:.2f} to {:.2f})".format(*one["interval"])
             rows[-1].append(f"{one['mean']:.2f}{ends}")
-    note = f"means over {len(found.prompts)} prompts, {len(found.seeds)} texts each; 95 % intervals, prompts resampled"
+    note = f"means over {len(found.prompts)} prompts unless said, texts for each: {len(found.seeds)}; "
+    note += "95 % intervals, prompts resampled"
     return "\n".join([*_aligned(rows), "", note])
 
 

@@ -44,7 +44,7 @@ def test_evaluate_writes_a_table_and_a_record(nlm, own_model, own_root):
     words = ["evaluate", own_model, "--prompts", prompts, "--seeds", "2", "--setting", "greedy", "--setting", "0.9"]
     code, out, err = nlm(*words, "--max-new-tokens", "8", "--out", own_root / "runs" / "mine")
     assert code == 0, err
-    assert "means over 2 prompts, 2 texts each" in out
+    assert "means over 2 prompts unless said, texts for each: 2" in out
     assert "greedy" in out.splitlines()[0]
     record = read_record("mine")
     assert record.results["checkpoint"] == load_checkpoint(own_model)["sha256"]

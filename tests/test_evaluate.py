@@ -41,7 +41,7 @@ def test_each_text_is_what_generate_writes(found, tiny_model, tokenizer):
             for s, seed in enumerate((3, 5)):
                 (text,) = generate(tiny_model, tokenizer, [prompt], 12, temperature, seed=seed)
                 assert prompt + found.texts[n][p][s] == text
-                for name, value in measure(found.texts[n][p][s]).items():
+                for name, value in measure(found.texts[n][p][s], prompt=prompt).items():
                     assert found.metrics[name][n, p, s] == pytest.approx(value, nan_ok=True)
     assert found.texts[0][0][0] == found.texts[0][0][1]  # greedy: the seed does not matter
 
@@ -76,6 +76,8 @@ def test_means_leave_out_what_one_setting_can_not_count():
     gap, low, high = found.difference("m", "a", "b")
     assert (gap, low, high) == (0, -2, 2)
     assert found.summary()["m"]["b"]["mean"] == 1.5
+    assert found.summary()["m"]["b"]["prompts"] == 2
+    assert "m (2 prompts)" in generation_table(found)
 
 
 def test_settings_are_compared_on_the_same_prompts():
@@ -98,7 +100,7 @@ def test_nothing_to_count_anywhere_is_left_out():
 
 def test_one_prompt_has_no_interval():
     found = Matrix(["a"], ["x"], [0], [[["t"]]], {"n": np.ones((1, 1, 1))})
-    assert found.summary() == {"n": {"a": {"mean": 1.0, "interval": None}}}
+    assert found.summary() == {"n": {"a": {"mean": 1.0, "prompts": 1, "interval": None}}}
 
 
 def test_written_and_read_it_is_the_same(found, tmp_path):

@@ -144,3 +144,13 @@ def test_all_of_it_by_name():
     assert found["longest copy"] == 3
     assert not {"made-up words", "carry-over"} & set(measure(text))
     assert "longest copy" not in measure(text)
+
+
+def test_the_prompt_has_told_of_its_names_and_its_subject():
+    known = Words.of([f"w{number}" for number in range(300)])
+    text = " was there, and then all at once there was only Freddy in the whole wide wood."
+    assert measure(text)["name consistency"] == 0
+    told = measure(text, known, prompt="Once fox Freddy")
+    assert told["name consistency"] == 1
+    assert told["carry-over"] > measure(text, known)["carry-over"]
+    assert told["words"] == measure(text)["words"]  # the prompt itself is not counted

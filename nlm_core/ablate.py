@@ -37,8 +37,8 @@ from nlm_core.config import ModelConfig
 from nlm_core.cross_entropy import token_nats
 from nlm_core.errors import UserError
 from nlm_core.hardware import autocast
-from nlm_core.loss import evaluating, require_scorable, stream_windows
-from nlm_core.model import NLM, Block, is_patched
+from nlm_core.loss import require_scorable, stream_windows
+from nlm_core.model import NLM, Block, evaluating, is_patched
 from nlm_core.stats import sums_by
 from nlm_core.workers import on_threads
 

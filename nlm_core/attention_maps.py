@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 
 from nlm_core.errors import UserError
-from nlm_core.model import NLM
+from nlm_core.model import NLM, evaluating
 
 
 @torch.inference_mode()
@@ -20,21 +20,25 @@ def attention_weights(model: NLM, ids: Sequence[int]) -> Float[np.ndarray, "L H 
     """The weights that every head gives to each token, for one text.
 
     Args:
-        model: a model in evaluation mode.
+        model: a model; dropout is off while this runs.
         ids: of the text, not more than the context.
+
+    Raises:
+        UserError: the text is empty or longer than the context.
     """
     config = model.config
     if not 1 <= len(ids) <= config.context_length:
         raise UserError(f"attention maps need 1 to {config.context_length} tokens, not {len(ids)}")
     T = len(ids)
     hidden = torch.ones(T, T, dtype=torch.bool, device=model.token_emb.device).triu(1)
-    x = model.embed(torch.tensor([list(ids)], device=model.token_emb.device))
     maps = []
-    for layer, block in enumerate(model.blocks):
-        q, k, _ = block.attn.qkv(block.attn_norm(x)).view(T, 3, config.n_heads, -1).permute(1, 2, 0, 3)  # (H, T, D)
-        scores = q @ k.transpose(-2, -1) / config.head_size**0.5  # (H, T, T)
-        maps.append(scores.masked_fill(hidden, -torch.inf).softmax(dim=-1))
-        x = block(x, layer, None)
+    with evaluating(model):
+        x = model.embed(torch.tensor([list(ids)], device=model.token_emb.device))
+        for layer, block in enumerate(model.blocks):
+            q, k, _ = block.attn.qkv(block.attn_norm(x)).view(T, 3, config.n_heads, -1).permute(1, 2, 0, 3)  # (H, T, D)
+            scores = q @ k.transpose(-2, -1) / config.head_size**0.5  # (H, T, T)
+            maps.append(scores.masked_fill(hidden, -torch.inf).softmax(dim=-1))
+            x = block(x, layer, None)
     return torch.stack(maps).cpu().numpy()
 
 
@@ -48,6 +52,9 @@ def looks(weights: Float[np.ndarray, "L H T T"], skip: int = 16, back: int = 4) 
 
     Returns:
         "0 back" (the token itself), "1 back" and so on, and "first".
+
+    Raises:
+        UserError: the text is too short for that.
     """
     T = weights.shape[-1]
     if skip >= T or back >= skip:

@@ -6,13 +6,15 @@ written.
 """
 
 import tomllib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 from IPython.display import Markdown, display
 
 from nlm_core.errors import UserError
-from nlm_core.files import project_root, readable_file
+from nlm_core.files import project_root, readable_file, shown
+from nlm_core.markdown import table
 
 VERDICTS = ("holds", "partly", "does not hold here", "can't tell", "not applicable")
 METADATA = "nlm_claim"  # the key of a record in the metadata of a notebook's output
@@ -21,8 +23,16 @@ _recorded: dict[str, dict[str, Any]] = {}  # in this process, the latest by id
 
 
 def all_claims() -> dict[str, dict[str, Any]]:
-    """The list: what each claim says, what was expected, and the rule of its verdict, by id."""
-    return tomllib.loads(readable_file(project_root() / "book" / "claims.toml").read_text(encoding="utf-8"))
+    """The list: what each claim says, what was expected, and the rule of its verdict, by id.
+
+    Raises:
+        UserError: the file is missing or is not TOML.
+    """
+    path = readable_file(project_root() / "book" / "claims.toml")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{shown(path)} is not a list of claims: {error}") from None
 
 
 def judge(holds: bool | np.bool_, partly: bool | np.bool_ = False) -> str:
@@ -34,6 +44,27 @@ def judge(holds: bool | np.bool_, partly: bool | np.bool_ = False) -> str:
     if not all(isinstance(condition, bool | np.bool_) for condition in (holds, partly)):
         raise UserError(f"a rule is met or not: {holds!r} and {partly!r} are not both true or false")
     return "holds" if holds else "partly" if partly else "does not hold here"
+
+
+def judge_interval(rule: Callable[[float], str], interval: tuple[float, float]) -> str:
+    """The verdict of a rule about one figure: what it says of both ends of the interval, else "can't tell"."""
+    low, high = (rule(float(end)) for end in interval)
+    return low if low == high else "can't tell"
+
+
+def judge_differences(intervals: Iterable[tuple[float, float]]) -> str:
+    """The verdict on differences that should all be above 0.
+
+    "holds" where all intervals lie above 0; "partly" where some do and none lies below; "does not hold here" where some
+    lie below and none above; else "can't tell".
+    """
+    ends = [(float(low), float(high)) for low, high in intervals]
+    above, below = [low > 0 for low, _ in ends], [high < 0 for _, high in ends]
+    if all(above):
+        return "holds"
+    if any(above) != any(below):
+        return "partly" if any(above) else "does not hold here"
+    return "can't tell"
 
 
 def claim(
@@ -119,13 +150,12 @@ def closing_table(*ids: str) -> None:
         UserError: no claim of that name has been recorded by now.
     """
     listed = all_claims()
-    rows = ["| claim | verdict | the post said | we measured | expected |", "|---|---|---|---|---|"]
+    rows = []
     for beginning in ids:
         found = [record for id, record in _recorded.items() if id.startswith(beginning)]
         if not found:
             raise UserError(f"no claim {beginning!r} has been recorded yet: run the cells above first")
         for record in found:
             entry = listed[record["id"]]
-            cells = (f"`{record['id']}`", record["verdict"], entry["said"], record["measured"], entry["expected"])
-            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    display(Markdown("\n".join(rows)))
+            rows.append([f"`{record['id']}`", record["verdict"], entry["said"], record["measured"], entry["expected"]])
+    display(Markdown(table(["claim", "verdict", "the post said", "we measured", "expected"], rows)))

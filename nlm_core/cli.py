@@ -16,7 +16,7 @@ from nlm_core.cli_experiments import Checkpoint, note
 from nlm_core.config import Budget, parse_overrides
 from nlm_core.data import add, prepare, the_corpus
 from nlm_core.distributed import joined
-from nlm_core.errors import Diverged, UserError
+from nlm_core.errors import UserError, one_line_errors
 from nlm_core.files import shown
 from nlm_core.generate import begin, limit_message, write
 from nlm_core.launch import new_run, resume_run
@@ -74,7 +74,6 @@ def data_download(
 ) -> None:
     """Fetch TinyStories (1.9 GB) from the Hugging Face hub; run it again to go on after an interruption."""
     from nlm_core.download import download
-    from nlm_core.files import shown
 
     for target in download(name, progress=True):
         typer.echo(f"{shown(target)}: {target.stat().st_size:,} bytes")
@@ -218,7 +217,6 @@ def generate(
             if n > 1 and shown_characters == 0:
                 typer.echo(f"--- seed {text.seed}")
             typer.echo(text.settled[shown_characters:], nl=False)
-            sys.stdout.flush()
             shown_characters = len(text.settled)
             if not text.ended:
                 break
@@ -239,17 +237,9 @@ def info(checkpoint: Checkpoint = None) -> None:
 
 
 def main() -> None:
-    """Run the command; every foreseen error is one line and exit code 2."""
-    try:
+    """Run the command; every foreseen error is one line."""
+    with one_line_errors():
         app(prog_name="nlm")
-    except UserError as error:
-        _fail(str(error), 2)
-    except Diverged as error:
-        _fail(str(error), 1)
-    except MemoryError:
-        _fail("this does not fit into memory; choose a smaller model, context or batch", 2)
-    except OSError as error:
-        _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2)
 
 
 def _mention_missing_kernels(say: Callable[[str], None]) -> None:
@@ -265,11 +255,6 @@ def _resuming(folder: Path, processes: int) -> str:
 
 def _say_nothing(message: str) -> None:
     pass
-
-
-def _fail(message: str, code: int) -> None:
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """The commands that examine a model: `nlm evaluate`, `nlm ablate`, `nlm reading`; `nlm_core.cli` has the others."""
 
 import dataclasses
-import hashlib
 import json
-import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +10,17 @@ import typer
 
 from nlm_core.ablate import MODES, ablate, single_heads
 from nlm_core.checkpoint import load_checkpoint
+from nlm_core.data import text_files
 from nlm_core.errors import UserError
-from nlm_core.evaluate import POSTS, PROMPTS, SETTINGS, matrix, read_prompts, settings_named, write_matrix
+from nlm_core.evaluate import POSTS, PROMPTS, SETTINGS, evaluate_generation, read_prompts, settings_named
 from nlm_core.files import sha256_of, shown
 from nlm_core.heads import judge_heads
+from nlm_core.matrix import to_units, write_matrix
+from nlm_core.metrics import WORDS
 from nlm_core.model import NLM
 from nlm_core.reading import KEY, QUESTIONS, SHEET, scores, write_sheet
 from nlm_core.records import write_record
-from nlm_core.source import beginning_of, text_to_score, words_and_copies
+from nlm_core.source import beginning_of, text_to_score, words_and_copies, words_beside
 from nlm_core.tables import generation_table, heads_table
 
 TEXTS = "texts.jsonl.gz"
@@ -45,7 +46,10 @@ def evaluate(
     ] = None,
     max_new_tokens: Length = 200,
     data: Annotated[
-        str | None, typer.Option(help="The corpus trained on: counts copies from it, and words that it does not have.")
+        str | None,
+        typer.Option(
+            help="The corpus trained on: counts copies from it, and words that it lacks (needs memory for all of it)."
+        ),
     ] = None,
     out: Out = None,
     as_json: AsJSON = False,
@@ -57,11 +61,12 @@ def evaluate(
     if max_new_tokens < 1:
         raise UserError(f"--max-new-tokens must be 1 or more, not {max_new_tokens}")
     _require_usable(out)
+    _seeds(seeds)
     settings = settings_named(setting or POSTS)
     beginnings = list(PROMPTS) if prompts is None else read_prompts(prompts)
     loaded = load_checkpoint(checkpoint, note)
-    known, copies = words_and_copies(data, loaded["path"])
-    found = matrix(
+    known, copies = words_and_copies(data) if data else (words_beside(loaded["path"]), None)
+    found = evaluate_generation(
         NLM.from_params(loaded["config"], loaded["params"]),
         loaded["tokenizer"],
         beginnings,
@@ -83,18 +88,13 @@ def evaluate(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         write_matrix(out / TEXTS, found)
-        units = {
-            f"{metric}, {name}": found.by_prompt(metric)[number]
-            for metric in found.metrics
-            for number, name in enumerate(found.settings)
-        }
         options = {"--prompts": prompts and shown(prompts), "--seeds": seeds, "--setting": list(settings)}
         options |= {"--max-new-tokens": max_new_tokens, "--data": data, "--out": shown(out)}
         write_record(
             out,
             command=command_of("evaluate", checkpoint, options),
-            data={"texts": sha256_of(out / TEXTS), "units": "prompts", **({"corpus": data} if data else {})},
-            units=units,
+            data={"texts": sha256_of(out / TEXTS), "units": "prompts", **_words_from(data, loaded["path"])},
+            units=to_units(found),
             **summary,
         )
     typer.echo(json.dumps(summary, indent=2) if as_json else generation_table(found))
@@ -142,7 +142,7 @@ def ablate_command(
             command=command_of("ablate", checkpoint, {**options, "--out": shown(out)}),
             data={
                 "text": source.name,
-                "ids": hashlib.sha256(text.ids.astype("<u4").tobytes()).hexdigest(),
+                "ids": text.sha256,
                 "units": "stories; figures are sums of nats",
             },
             units=units,
@@ -171,7 +171,7 @@ def reading_sheet(
     """Write stories in random order into a table that hides their settings, with columns for a reader's answers."""
     _require_usable(out)
     loaded = load_checkpoint(checkpoint, note)
-    found = matrix(
+    found = evaluate_generation(
         NLM.from_params(loaded["config"], loaded["params"]),
         loaded["tokenizer"],
         list(PROMPTS) if prompts is None else read_prompts(prompts),
@@ -201,19 +201,26 @@ def reading_score(
     typer.echo(json.dumps(found.summary(), indent=2) if as_json else generation_table(found))
 
 
+def _words_from(corpus: str | None, checkpoint: Path) -> dict[str, Any]:
+    """Which text made-up words were judged by."""
+    if corpus is not None:
+        return {"corpus": corpus, "train": {file.name: sha256_of(file) for file in text_files(corpus, "train")}}
+    return {"words": sha256_of(checkpoint / WORDS)} if (checkpoint / WORDS).exists() else {}
+
+
 def _seeds(count: int) -> range:
     if not 1 <= count <= 10_000:
         raise UserError(f"--seeds must be 1 to 10,000, not {count}")
     return range(count)
 
 
-def command_of(name: str, checkpoint: Path | None, options: dict[str, Any]) -> str:
-    """The line that makes a record again, quoted as a shell needs it; options without a value are left out."""
+def command_of(name: str, checkpoint: Path | None, options: dict[str, Any]) -> list[str]:
+    """The words that make a record again; options without a value are left out."""
     words = ["nlm", name, *([shown(checkpoint)] if checkpoint else [])]
     for option, value in options.items():
         for one in value if isinstance(value, list) else [value]:
             words += [] if one is None else [option, str(one)]
-    return shlex.join(words)
+    return words
 
 
 def _require_usable(out: Path | None) -> None:

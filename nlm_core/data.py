@@ -48,9 +48,16 @@ def corpus_folder(name: str) -> Path:
 
 
 def corpus_names() -> list[str]:
+    """The corpora that have any text, in alphabetical order."""
     folder = project_root() / "data"
     folders = [path.name for path in folder.glob("*/") if not path.name.startswith(".")]
     return sorted(name for name in folders if any(text_files(name, split) for split in SPLITS))
+
+
+def stories_of(name: str, split: str) -> Iterator[str]:
+    """The stories of a corpus' training ("train") or validation ("valid") text, read as they are asked for."""
+    for file in text_files(name, split):
+        yield from stories(blocks(file))
 
 
 def the_corpus(name: str | None) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from nlm_core.decode import decoder_for
 from nlm_core.errors import UserError
-from nlm_core.model import NLM
+from nlm_core.model import NLM, evaluating
 from nlm_core.sampling import Sampling, choose, penalise, words_of
 from nlm_core.tokenizer import Tokenizer
 
@@ -127,35 +127,30 @@ def _write_batch(
     context_length = model.config.context_length
     longest = min(max(len(text.ids) for text in texts) + max_new_tokens, context_length)
     penalty = sampling.repetition_penalty != 1
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            decoder = decoder_for(model, longest)
-            logits = decoder.begin([text.ids for text in texts])  # (B, V)
+    with evaluating(model), torch.inference_mode():
+        decoder = decoder_for(model, longest)
+        logits = decoder.begin([text.ids for text in texts])  # (B, V)
+        if penalty:
+            words = words_of(tok).to(logits.device)
+            seen = torch.zeros_like(logits, dtype=torch.bool)
+            for row, text in enumerate(texts):
+                seen[row, text.ids] = words[text.ids]
+        alive = list(texts)
+        while alive:
             if penalty:
-                words = words_of(tok).to(logits.device)
-                seen = torch.zeros_like(logits, dtype=torch.bool)
-                for row, text in enumerate(texts):
-                    seen[row, text.ids] = words[text.ids]
-            alive = list(texts)
-            while alive:
+                logits = penalise(logits, seen, sampling.repetition_penalty)
+            tokens = choose(logits, sampling, [text.seed for text in alive], [len(text.ids) for text in alive])
+            for text, token in zip(alive, tokens.tolist(), strict=True):
+                text.add(token, tok.token_bytes[token], max_new_tokens, context_length)
+            yield
+            kept = [row for row, text in enumerate(alive) if not text.ended]
+            alive = [alive[row] for row in kept]
+            if alive:
+                tokens = tokens[kept]
+                logits = decoder.step(kept, tokens)
                 if penalty:
-                    logits = penalise(logits, seen, sampling.repetition_penalty)
-                tokens = choose(logits, sampling, [text.seed for text in alive], [len(text.ids) for text in alive])
-                for text, token in zip(alive, tokens.tolist(), strict=True):
-                    text.add(token, tok.token_bytes[token], max_new_tokens, context_length)
-                yield
-                kept = [row for row, text in enumerate(alive) if not text.ended]
-                alive = [alive[row] for row in kept]
-                if alive:
-                    tokens = tokens[kept]
-                    logits = decoder.step(kept, tokens)
-                    if penalty:
-                        seen = seen[kept]
-                        seen[range(len(kept)), tokens] = words[tokens]
-    finally:
-        model.train(was_training)
+                    seen = seen[kept]
+                    seen[range(len(kept)), tokens] = words[tokens]
 
 
 def generate(

@@ -71,17 +71,22 @@ def complete_run(
         The folder of its last checkpoint; None if a signal ended the run early.
 
     Raises:
-        UserError: the folder holds a run of other settings or another text.
+        UserError: the folder holds a run of other settings or another text, or the budget is in minutes.
     """
     folder = RunFolder(out)
+    if budget.unit == "minutes":
+        raise UserError("a run to be completed needs a budget in steps or tokens: minutes are another number each time")
     if folder.started():
         corpus, before = Corpus.open(the_corpus(data)), folder.read_config()
         model, config = preset(preset_name, corpus.tokenizer.vocab_size, overrides)
         tokens_per_step = config.batch_size * model.context_length
         asked = {"steps": budget.steps(tokens_per_step), "text": corpus.manifest["maps"]["train"]["sha256"]}
         asked |= {**model.to_dict(), **config.to_dict()}
-        has = {"steps": before["budget"]["steps"], "text": before["data"]["train"]["sha256"]}
-        has |= {**before["model"], **before["train"]}
+        try:
+            has = {"steps": before["budget"]["steps"], "text": before["data"]["train"]["sha256"]}
+            has |= {**before["model"], **before["train"]}
+        except (KeyError, TypeError):
+            raise UserError(f"{shown(folder.config_file)} is not the record of a run") from None
         settled = ("precision", *MAY_CHANGE)  # "auto" became what it means here
         if changed := [key for key in asked if key not in settled and has.get(key, asked[key]) != asked[key]]:
             raise UserError(

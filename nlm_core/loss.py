@@ -1,8 +1,6 @@
 """How well a model predicts text: nats per target, and what follows from them."""
 
-import contextlib
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -13,7 +11,7 @@ from tqdm import tqdm
 from nlm_core.cross_entropy import token_nats
 from nlm_core.errors import UserError
 from nlm_core.hardware import autocast
-from nlm_core.model import NLM
+from nlm_core.model import NLM, evaluating
 from nlm_core.workers import on_threads
 
 
@@ -47,18 +45,6 @@ def stream_nats(
     bar = tqdm(scored, desc="scoring", total=len(batches), leave=False, disable=None if progress else True)
     with evaluating(model):
         return np.concatenate(list(bar))
-
-
-@contextlib.contextmanager
-def evaluating(model: NLM) -> Iterator[None]:
-    """Within this, dropout is off; then each part of the model is in the mode that it was in, whatever happened."""
-    before = [(part, part.training) for part in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for part, was_training in before:
-            part.training = was_training
 
 
 def require_scorable(ids: Integer[np.ndarray, " N"], vocab_size: int) -> None:

@@ -8,7 +8,6 @@ knows of models.
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,19 @@ SENTENCE_END = re.compile(r"[.!?][\"'”’)]*\s*$")
 SENTENCE_START = re.compile(r"(?:^|[.!?:][\"'”’)]*|\n|[\"“‘(])\s*$")
 NGRAMS = (2, 3, 4, 5)
 WORDS = "words.txt"  # beside a checkpoint: the words of its training text, the most frequent first
-COMMON = 200  # of those, so many say little about what a story is about
+# Words that say little about what a story is about, because any story has them.
+FUNCTION_WORDS = frozenset(
+    """
+    a an the this that these those some any each every all both no other another such same one two many much more
+    most i me my mine we us our you your he him his she her hers it its they them their who whom whose which what
+    where when why how there here and or but so if because as than then while until though although also too very
+    just only even not never ever always again soon now still already of in on at by to from with without into onto
+    out off up down over under about around after before behind between through near away back is are was were be
+    been being am do does did done doing have has had having will would can could should shall may might must let
+    let's don't didn't can't couldn't wasn't weren't isn't aren't won't wouldn't doesn't i'm it's that's he's she's
+    you're they're we're said yes oh
+    """.split()
+)
 
 
 def words_of(text: str) -> list[str]:
@@ -33,26 +44,9 @@ def words_of(text: str) -> list[str]:
     return [word.lower().replace("’", "'") for word in WORD.findall(text.replace(SEPARATOR, "\n"))]
 
 
-@dataclass(frozen=True)
-class Words:
-    """The words of a training text.
-
-    Attributes:
-        known: all of them; any other word counts as made up.
-        common: the most frequent ones, which say little about what a story is about.
-    """
-
-    known: frozenset[str]
-    common: frozenset[str]
-
-    @classmethod
-    def of(cls, by_frequency: Sequence[str]) -> "Words":
-        return cls(frozenset(by_frequency), frozenset(by_frequency[:COMMON]))
-
-    @classmethod
-    def read(cls, path: Path) -> "Words":
-        """Read what `write_words` wrote."""
-        return cls.of(readable_file(path).read_text(encoding="utf-8").split())
+def read_words(path: Path) -> frozenset[str]:
+    """Read what `write_words` wrote: all words of a training text; any other word counts as made up."""
+    return frozenset(readable_file(path).read_text(encoding="utf-8").split())
 
 
 def by_frequency(texts: Iterable[str]) -> list[str]:
@@ -144,16 +138,17 @@ def name_consistency(text: str) -> float:
     return sum(name in before for name in later) / len(later) if later else float("nan")
 
 
-def carry_over(text: str, common: Collection[str]) -> float:
+def carry_over(text: str, known: Collection[str]) -> float:
     """Of the telling words in the second half of a story, the share that stood in the first half; nan without any.
 
-    Telling are all words but the common ones. A story that stays with its bird has it in both halves; one in which the
-    bird becomes a tree does not. A story ends at its separator, and is halved by its words.
+    Telling are known words that are no function words, each counted once. A story that stays with its bird has it in
+    both halves; one in which the bird becomes a tree does not. A story ends at its separator, and is halved by its
+    words. What repeats itself has more carry-over, too.
     """
     words = words_of(text.partition(SEPARATOR)[0])
     before = set(words[: len(words) // 2])
-    later = [word for word in words[len(words) // 2 :] if word not in common]
-    return sum(word in before for word in later) / len(later) if later else float("nan")
+    later = {word for word in words[len(words) // 2 :] if word in known} - FUNCTION_WORDS
+    return len(later & before) / len(later) if later else float("nan")
 
 
 class Copies:
@@ -207,7 +202,7 @@ def hashes_of_runs(ids: np.ndarray, n: int) -> np.ndarray:
 
 
 def measure(
-    text: str, known: Words | None = None, copies: Copies | None = None, length: int = 60, prompt: str = ""
+    text: str, known: Collection[str] | None = None, copies: Copies | None = None, length: int = 60, prompt: str = ""
 ) -> dict[str, float]:
     """All of these of one text, by name; nan where a text has nothing to count.
 
@@ -226,8 +221,8 @@ def measure(
     found |= {"sentence end": float(ends_a_sentence(text)), "separator": float(SEPARATOR in text)}
     found["name consistency"] = name_consistency(prompt + text)
     if known is not None:
-        found["made-up words"] = made_up(words, known.known)
-        found["carry-over"] = carry_over(prompt + text, known.common)
+        found["made-up words"] = made_up(words, known)
+        found["carry-over"] = carry_over(prompt + text, known)
     if copies is not None:
         found["longest copy"] = float(copies.longest_run(words))
     return found

@@ -3,7 +3,9 @@
 Shapes: B batch, T sequence, S cached and new positions, C = d_model, H heads, D = C / H, V vocabulary, L layers.
 """
 
+import contextlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -226,3 +228,15 @@ def is_patched(part: nn.Module) -> bool:
     """Whether a module has hooks or a replaced method, so that only calling it gives what it does."""
     own = (value for name, value in vars(part).items() if not name.startswith("_"))
     return bool(part._forward_hooks or part._forward_pre_hooks) or any(map(callable, own))
+
+
+@contextlib.contextmanager
+def evaluating(model: NLM) -> Iterator[None]:
+    """Within this, dropout is off; then each part of the model is in the mode that it was in, whatever happened."""
+    before = [(part, part.training) for part in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part, was_training in before:
+            part.training = was_training

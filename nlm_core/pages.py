@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from IPython.display import Markdown, display
 
+from nlm_core.markdown import table
+
 
 def say(text: str) -> None:
     """Show a sentence that a cell has computed, as prose."""
@@ -11,6 +13,5 @@ def say(text: str) -> None:
 
 
 def show_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Show a table; cells are turned into text, and a bar in them does not end the cell."""
-    lines = [list(heads), ["---"] * len(heads), *rows]
-    say("\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines))
+    """Show a table; cells are turned into text."""
+    say(table(heads, rows))

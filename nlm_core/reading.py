@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float
 
 from nlm_core.errors import UserError
-from nlm_core.evaluate import Matrix
 from nlm_core.files import read_json, readable_file, shown, write_json, written_whole
+from nlm_core.matrix import KEYS, Matrix
 
 SHEET, KEY = "sheet.csv", "key.json"
 # The columns of answers: what they ask, the least and the most.
@@ -32,6 +32,9 @@ def write_sheet(folder: Path, found: Matrix, seed: int = 0) -> None:
         folder: must not hold a sheet yet: someone may have filled it.
         found: the texts.
         seed: of the order.
+
+    Raises:
+        UserError: the folder holds a sheet.
     """
     for name in (SHEET, KEY):
         if (folder / name).exists():
@@ -50,10 +53,7 @@ def write_sheet(folder: Path, found: Matrix, seed: int = 0) -> None:
         for number, place in enumerate(order, 1):
             _, prompt, _, text = entries[place]
             writer.writerow([number, *[""] * len(QUESTIONS), prompt + text])
-    key = {
-        str(number): dict(zip(("setting", "prompt", "seed"), entries[place], strict=False))
-        for number, place in enumerate(order, 1)
-    }
+    key = {str(number): dict(zip(KEYS, entries[place], strict=False)) for number, place in enumerate(order, 1)}
     write_json(folder / KEY, {"questions": {name: text for name, (text, *_) in QUESTIONS.items()}, "texts": key})
 
 
@@ -65,11 +65,16 @@ def scores(key: Path, sheets: list[Path]) -> Matrix:
     Raises:
         UserError: a sheet does not belong to the key, has an answer outside its range, or none at all.
     """
-    texts = read_json(key).get("texts")
-    if not isinstance(texts, dict) or not texts:
-        raise UserError(f"{shown(key)} is not the key of a reading sheet")
-    axes = [list(dict.fromkeys(entry[name] for entry in texts.values())) for name in ("setting", "prompt", "seed")]
-    settings, prompts, seeds = (sorted(axis) for axis in axes)
+    try:
+        texts = read_json(key)["texts"]
+        settings, prompts, seeds = (sorted({entry[name] for entry in texts.values()}) for name in KEYS)
+        seed_numbers = [int(seed) for seed in seeds]
+        if not texts:
+            raise ValueError
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{shown(key)} is not the key of a reading sheet") from None
     shape = (len(settings), len(prompts), len(seeds))
     sums = {name: np.zeros(shape) for name in QUESTIONS}
     counts = {name: np.zeros(shape) for name in QUESTIONS}
@@ -84,7 +89,7 @@ def scores(key: Path, sheets: list[Path]) -> Matrix:
                 counts[name][place] += 1
     metrics = {name: _means(sums[name], counts[name]) for name in QUESTIONS}
     empty = [[[""] * len(seeds) for _ in prompts] for _ in settings]
-    return Matrix(settings, prompts, [int(seed) for seed in seeds], empty, metrics)
+    return Matrix(settings, prompts, seed_numbers, empty, metrics)
 
 
 def _means(sums: Float[np.ndarray, "N P S"], counts: Float[np.ndarray, "N P S"]) -> Float[np.ndarray, "N P S"]:
@@ -93,8 +98,11 @@ def _means(sums: Float[np.ndarray, "N P S"], counts: Float[np.ndarray, "N P S"])
 
 def _answers(sheet: Path) -> dict[str, dict[str, float]]:
     """The answers of one reader, by the number of the text."""
-    with open(readable_file(sheet), newline="", encoding="utf-8-sig") as file:  # spreadsheets add a byte-order mark
-        rows = list(csv.DictReader(file))
+    try:
+        with open(readable_file(sheet), newline="", encoding="utf-8-sig") as file:  # spreadsheets add a byte-order mark
+            rows = list(csv.DictReader(file))
+    except (UnicodeDecodeError, csv.Error):
+        raise UserError(f"{shown(sheet)} can't be read; save it as CSV in UTF-8") from None
     if not rows or not {"text", *QUESTIONS} <= rows[0].keys():
         raise UserError(f"{shown(sheet)} is not a reading sheet: its columns are to be text, {', '.join(QUESTIONS)}")
     found: dict[str, dict[str, float]] = {}

@@ -5,6 +5,8 @@ units.csv       a row for each unit that can be resampled (a story, a prompt), a
 """
 
 import csv
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ class Record:
 def write_record(
     folder: Path,
     *,
-    command: str,
+    command: Sequence[str],
     checkpoint: str | None,
     data: dict[str, Any],
     units: dict[str, Num[np.ndarray, " S"]],
@@ -45,7 +47,7 @@ def write_record(
 
     Args:
         folder: usually `runs/NAME`; what else lies in it stays.
-        command: how to make the record again.
+        command: the words that make the record again; they are quoted here as a shell needs it.
         checkpoint: the sha256 of the checkpoint that was measured; None where the run trained its own models.
         data: which text, with its hash.
         units: a column for each measurement, a row for each unit.
@@ -57,7 +59,7 @@ def write_record(
         writer.writerow(units)
         for row in zip(*units.values(), strict=True):
             writer.writerow(f"{value:.9g}" for value in row)
-    content = {"command": command, "checkpoint": checkpoint, "data": data, "machine": describe(), **results}
+    content = {"command": shlex.join(command), "checkpoint": checkpoint, "data": data, "machine": describe(), **results}
     content["units"] = sha256_of(folder / UNITS)
     write_json(folder / RESULTS, content)
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 
 from nlm_core.errors import UserError
-from nlm_core.model import NLM
+from nlm_core.model import NLM, evaluating
 from nlm_core.text import SEPARATOR
 from nlm_core.tokenizer import Tokenizer
 
@@ -40,7 +40,7 @@ def continuation_nats(
     """Minus the natural logarithm of the probability that a text goes on with exactly these tokens.
 
     Args:
-        model: a model in evaluation mode.
+        model: a model; dropout is off while this runs.
         tokenizer: its tokenizer.
         beginning: of the text; not empty.
         continuation: what it might go on with; not empty.
@@ -52,7 +52,8 @@ def continuation_nats(
     first, then = tokenizer.encode(beginning), tokenizer.encode(continuation)
     if not first or not then:
         raise UserError("a beginning and a continuation need at least one token each")
-    logits = model(torch.tensor([first + then[:-1]], device=model.token_emb.device))[0, len(first) - 1 :].double()
+    with evaluating(model):
+        logits = model(torch.tensor([first + then[:-1]], device=model.token_emb.device))[0, len(first) - 1 :].double()
     targets = torch.tensor(then, device=logits.device)
     nats = [
         -(logits / T).log_softmax(dim=-1).gather(1, targets[:, None]).sum() for T in temperatures
@@ -66,12 +67,24 @@ def again(
     phrases: Iterable[tuple[str, str]] = PHRASES,
     times: Sequence[int] = (0, 1, 2, 3, 4),
     temperatures: Sequence[float] = (0.5, 0.8, 1.0, 1.2),
+    other: bool = False,
 ) -> Float[np.ndarray, "phrases times temperatures"]:
-    """The probability that a phrase is said once more, by how often it has been repeated and by temperature."""
+    """The probability that a phrase is said once more, by how often it has been repeated and by temperature.
+
+    Args:
+        model, tokenizer: a model and its tokenizer.
+        phrases: texts, and what is said behind them.
+        times: how often it has been said.
+        temperatures: at which tokens are drawn.
+        other: a control: the probability of the next phrase of the list instead, which that text has never said.
+    """
+    phrases = list(phrases)
+    asked = [phrase for _, phrase in phrases]
+    asked = [*asked[1:], asked[0]] if other else asked
     return np.array(
         [
-            [np.exp(-continuation_nats(model, tokenizer, text + phrase * k, phrase, temperatures)) for k in times]
-            for text, phrase in phrases
+            [np.exp(-continuation_nats(model, tokenizer, text + phrase * k, then, temperatures)) for k in times]
+            for (text, phrase), then in zip(phrases, asked, strict=True)
         ]
     )
 
@@ -82,10 +95,12 @@ class Endings:
 
     Attributes:
         at_end: behind its last sentence.
-        elsewhere: behind each of the others.
+        before: behind the last but one, which stands as late in the story; nan where there is none.
+        elsewhere: behind each of the others, the last but one among them.
     """
 
     at_end: float
+    before: float
     elsewhere: Float[np.ndarray, " _"]
 
 
@@ -97,10 +112,10 @@ def endings(model: NLM, tokenizer: Tokenizer, story: str, most: int = 12, seed: 
     and the separator are put in its place, so that all sentence ends are asked the same question.
 
     Args:
-        model: a model in evaluation mode.
+        model: a model; dropout is off while this runs.
         tokenizer: its tokenizer.
         story: with its separator.
-        most: of the other sentence ends so many are drawn, without replacement.
+        most: of the other sentence ends so many are taken: the last one, and the rest drawn without replacement.
         seed: of that draw.
 
     Returns:
@@ -114,20 +129,22 @@ def endings(model: NLM, tokenizer: Tokenizer, story: str, most: int = 12, seed: 
         return None
     others = np.array(ends[:-1], dtype=int)
     if len(others) > most:
-        others = np.sort(np.random.default_rng(seed).choice(others, most, replace=False))
+        drawn = np.random.default_rng(seed).choice(others[:-1], most - 1, replace=False)
+        others = np.array([*np.sort(drawn), others[-1]])
     ids = [tokenizer.encode(text[:end] + separator) for end in (len(text), *others)]
     tail = len(tokenizer.encode(separator))
     chances: list[float] = []
     for start in range(0, len(ids), AT_ONCE):
         chances += _chances_of_tails(model, ids[start : start + AT_ONCE], tail)
-    return Endings(chances[0], np.array(chances[1:]))
+    return Endings(chances[0], chances[-1] if len(chances) > 1 else float("nan"), np.array(chances[1:]))
 
 
 def _chances_of_tails(model: NLM, texts: list[list[int]], tail: int) -> list[float]:
     """The probability of the last `tail` tokens of each text, given those before; shorter texts are padded behind."""
     longest = max(map(len, texts))
     batch = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=model.token_emb.device)
-    x = model.read(batch)
+    with evaluating(model):
+        x = model.read(batch)
     chances = []
     for row, text in enumerate(texts):
         places = slice(len(text) - tail - 1, len(text) - 1)

@@ -4,6 +4,7 @@ What is scored: the stories as one stream, in windows of the context; every toke
 first. A target's nats belong to the story that holds it, those of the separator to the story before it.
 """
 
+import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -40,6 +41,11 @@ class Tokens:
     classes: Int[np.ndarray, " N"]
     stories: Int[np.ndarray, " N"]
     lengths: Int[np.ndarray, " N"]
+
+    @property
+    def sha256(self) -> str:
+        """Of the ids, as 32-bit numbers."""
+        return hashlib.sha256(self.ids.astype("<u4").tobytes()).hexdigest()
 
 
 def tokens_of(tokenizer: Tokenizer, stories: Iterable[str]) -> Tokens:

@@ -66,8 +66,9 @@ def read_verdicts(folder: Path) -> list[Verdict]:
     listed = all_claims()
     found = {}
     for path in sorted(folder.glob("*.ipynb")):
+        text = readable_file(path).read_bytes()
         try:
-            cells = json.loads(readable_file(path).read_text(encoding="utf-8"))["cells"]
+            cells = json.loads(text)["cells"]
             title = "".join(cells[0]["source"]).partition("\n")[0].removeprefix("# ")
             outputs = [output for cell in cells for output in cell.get("outputs", [])]
             records = [output["metadata"][METADATA] for output in outputs if METADATA in output.get("metadata", {})]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from nlm_core.data import Corpus, corpus_folder, corpus_names, text_files, the_corpus
+from nlm_core.data import Corpus, corpus_folder, corpus_names, stories_of, text_files, the_corpus
 from nlm_core.errors import UserError
 from nlm_core.files import project_root, readable_file, shown
-from nlm_core.metrics import WORDS, Copies, Words, by_frequency
+from nlm_core.metrics import WORDS, Copies, by_frequency, read_words
 from nlm_core.score import Tokens, tokens_of
 from nlm_core.text import blocks, is_for_reporting, stories
 from nlm_core.tokenizer import Tokenizer
@@ -51,14 +51,10 @@ def text_to_score(data: str | None, half: str, tokenizer: Tokenizer) -> Source:
         if not Path(data).exists() and Path(data).name == data and "." not in data:
             the_corpus(data)  # it looks like a name: say which there are
         return Source(shown(data), stories(blocks(readable_file(data))))
-    files = text_files(data, "valid")
-    if not files:
+    if not text_files(data, "valid"):
         raise UserError(f"{data!r} has no validation text; add some: nlm data add FILE --split valid --name {data}")
     chosen = [
-        story
-        for file in files
-        for story in stories(blocks(file))
-        if half == "all" or is_for_reporting(story) == (half == "report")
+        story for story in stories_of(data, "valid") if half == "all" or is_for_reporting(story) == (half == "report")
     ]
     if not chosen:
         raise UserError(f"none of the validation stories of {data!r} is in the half {half!r}; use --half all")
@@ -71,7 +67,11 @@ def text_to_score(data: str | None, half: str, tokenizer: Tokenizer) -> Source:
 
 
 def beginning_of(source: Source, tokenizer: Tokenizer, count: int) -> Tokens:
-    """The first stories of a text: as many as have `count` tokens, or all of them for 0."""
+    """The first stories of a text: as many as have `count` tokens, or all of them for 0.
+
+    Raises:
+        UserError: the count is below 0, or the text has fewer than two tokens.
+    """
     if count < 0:
         raise UserError(f"--tokens must be 0 (all) or more, not {count}")
     some, length = [], 0
@@ -83,18 +83,20 @@ def beginning_of(source: Source, tokenizer: Tokenizer, count: int) -> Tokens:
     return tokens_of(tokenizer, some)
 
 
-def words_and_copies(data: str | None, checkpoint: Path) -> tuple[Words | None, Copies | None]:
-    """The words of the training text, and where texts may have been copied from.
+def words_beside(checkpoint: Path) -> frozenset[str] | None:
+    """The words of a checkpoint's training text, if the list lies beside it."""
+    words = checkpoint / WORDS
+    return read_words(words) if words.exists() else None
 
-    Both from a corpus; without one, the words from the list beside the checkpoint, if there is one.
+
+def words_and_copies(corpus: str) -> tuple[frozenset[str], Copies]:
+    """The words of a corpus' training text, and where texts may have been copied from; all of it is held in memory.
+
+    Raises:
+        UserError: there is no such corpus, or it has no training text.
     """
-    if data is None:
-        words = checkpoint / WORDS
-        return (Words.read(words) if words.exists() else None), None
-    if data not in corpus_names():
-        raise UserError(f"there is no corpus {data!r}; there are: {', '.join(corpus_names()) or 'none'}")
-    files = text_files(data, "train")
-    if not files:
-        raise UserError(f"{data!r} has no training text to compare with")
-    text = [story for file in files for story in stories(blocks(file))]
-    return Words.of(by_frequency(text)), Copies(text)
+    if corpus not in corpus_names():
+        raise UserError(f"there is no corpus {corpus!r}; there are: {', '.join(corpus_names()) or 'none'}")
+    if not text_files(corpus, "train"):
+        raise UserError(f"{corpus!r} has no training text to compare with")
+    return frozenset(by_frequency(stories_of(corpus, "train"))), Copies(stories_of(corpus, "train"))

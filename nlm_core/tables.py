@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from nlm_core.evaluate import Matrix
 from nlm_core.files import shown
 from nlm_core.heads import Heads
+from nlm_core.matrix import Matrix
 
 
 def plus_minus(figure: dict[str, float | None] | None, digits: int) -> str:

@@ -160,15 +160,6 @@ class Tokenizer:
             for block, encoding in zip(batch, self._library.encode_batch_fast(batch), strict=True):
                 yield block, np.array(encoding.ids, dtype=np.uint16)
 
-    def encode_file(self, path: str | Path) -> Iterator[np.ndarray]:
-        """Yield a file's ids as uint16 arrays, block by block; memory does not grow with the file.
-
-        Raises:
-            UserError: see `nlm_core.text.blocks`.
-        """
-        for _, ids in self.encode_blocks(blocks(path)):
-            yield ids
-
     def decode_bytes(self, ids: Iterable[SupportsIndex]) -> bytes:
         """Return the exact bytes of some ids.
 

@@ -40,7 +40,7 @@ def main(words: list[str] | None = None) -> None:
         )
     write_record(
         project_root() / "runs" / "endings",
-        command=f"python scripts/endings.py {corpus}",
+        command=["python", "scripts/endings.py", corpus],
         checkpoint=checkpoint["sha256"],
         data={
             "scored": f"the first {len(found)} usable stories of the reporting half",
@@ -48,6 +48,7 @@ def main(words: list[str] | None = None) -> None:
         },
         units={
             "at the end": np.array([one.at_end for one in found]),
+            "last but one": np.array([one.before for one in found]),
             "elsewhere": np.array([one.elsewhere.mean() for one in found]),
             "other sentences": np.array([len(one.elsewhere) for one in found]),
         },

@@ -18,6 +18,7 @@ import torch
 from nlm_core import NLM, Tokenizer, generate, load_checkpoint, save_checkpoint
 from nlm_core.config import Budget, preset
 from nlm_core.data import Corpus, add, prepare
+from nlm_core.errors import one_line_errors
 from nlm_core.files import write_json
 from nlm_core.runfolder import RunFolder
 from nlm_core.score import score
@@ -77,9 +78,12 @@ def main() -> None:
     expected = measure(OUT)
     write_json(OUT / "expected.json", expected)
     parameters = sum(value.numel() for value in model.parameters())
-    (OUT / "README.md").write_text(CARD.format(parameters=parameters, steps=run["step"], scored=SCORED))
+    (OUT / "README.md").write_text(
+        CARD.format(parameters=parameters, steps=run["step"], scored=SCORED), encoding="utf-8"
+    )
     print(json.dumps(expected, indent=2))
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from nlm_core.errors import one_line_errors
 from nlm_core.text import SEPARATOR, blocks, is_for_reporting, stories
 
 
@@ -19,12 +20,12 @@ def runs(text: str, length: int) -> Iterator[int]:
     return (hash(tuple(words[start : start + length])) for start in range(len(words) - length + 1))
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("train", type=Path)
     parser.add_argument("texts", type=Path, nargs="+")
     parser.add_argument("--words", type=int, default=30)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     known = set(runs("".join(blocks(arguments.train)), arguments.words))
     for path in arguments.texts:
         found = [(story, not known.isdisjoint(runs(story, arguments.words))) for story in stories(blocks(path))]
@@ -37,4 +38,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

@@ -69,7 +69,7 @@ def write(
     manifest = Corpus.open(corpus).manifest
     write_record(
         folder_of(what),
-        command=f"python scripts/positions.py {what} {corpus}",
+        command=["python", "scripts/positions.py", what, corpus],
         checkpoint=checkpoint,
         data={
             "scored": "the reporting half of the validation text; units are its stories, figures are sums of nats",

@@ -13,6 +13,7 @@ the validation text.
 
 import argparse
 import csv
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,12 +24,11 @@ import numpy as np
 from nlm_core import NLM, UserError, load_checkpoint
 from nlm_core.checkpoint import step_folders
 from nlm_core.config import Budget
-from nlm_core.data import Corpus, add, corpus_names, prepare, text_files
+from nlm_core.data import Corpus, add, corpus_folder, prepare, stories_of, text_files
 from nlm_core.errors import Diverged, one_line_errors
 from nlm_core.files import project_root, read_json, shown, written_whole
 from nlm_core.launch import complete_run
 from nlm_core.loss import stream_nats
-from nlm_core.text import SEPARATOR
 
 PARTS = (8, 4, 2)
 TOKENS = 7_065_600  # 8 passes of the eighth
@@ -86,12 +86,12 @@ def part_name(corpus: str, part: int) -> str:
 def make_parts(corpus: str, _: list[str]) -> None:
     """Make corpora of the first stories of a corpus's training text, with its validation text and tokenizer."""
     tokenizer = Corpus.open(corpus).tokenizer
-    (file,) = text_files(corpus, "train")
-    stories = [f"{story}{SEPARATOR}" for story in file.read_text(encoding="utf-8").split(SEPARATOR) if story.strip()]
+    stories = list(stories_of(corpus, "train"))
     for part in PARTS:
         name = part_name(corpus, part)
-        if name in corpus_names():
+        if (corpus_folder(name) / "prepared").exists():
             continue
+        shutil.rmtree(corpus_folder(name), ignore_errors=True)  # of an interrupted call
         with tempfile.TemporaryDirectory() as folder:
             text = Path(folder) / "train.txt"
             text.write_text("".join(stories[: len(stories) // part]), encoding="utf-8")

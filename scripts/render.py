@@ -25,6 +25,7 @@ import matplotlib.pyplot as plt
 from nlm_core.claims import VERDICTS
 from nlm_core.errors import UserError, one_line_errors
 from nlm_core.files import project_root, read_json, shown, written_whole
+from nlm_core.markdown import table
 from nlm_core.plots import figure, use_style
 from nlm_core.scorecard import Verdict, counts, draw, read_verdicts
 from nlm_core.tables import plus_minus
@@ -75,12 +76,12 @@ def picture(verdicts: Sequence[Verdict]) -> bytes:
 def losses(root: Path) -> str:
     """The README's table: how well the model predicts, beside what the post says of its own."""
     found = read_json(root / "checkpoints" / "nlm" / "losses.json")["texts"]
-    lines = ["| text, not trained on | bits per byte | nats per token | stories |", "|---|---|---|---|"]
-    for name, text in found.items():
-        figures = [plus_minus(text[key], 3) for key in ("bits_per_byte", "nats_per_token")]
-        lines.append(f"| {name} | {' | '.join(figures)} | {text['stories']:,} |")
-    lines.append(f"| the posts' model, on text that they don't name | | about {POST} | |")
-    return "\n".join(lines)
+    rows = [
+        [name, *(plus_minus(text[key], 3) for key in ("bits_per_byte", "nats_per_token")), f"{text['stories']:,}"]
+        for name, text in found.items()
+    ]
+    rows.append(["the posts' model, on text that they don't name", "", f"about {POST}", ""])
+    return table(["text, not trained on", "bits per byte", "nats per token", "stories"], rows)
 
 
 def parts(root: Path, folder: Path) -> dict[str, dict[str, str]]:

@@ -9,6 +9,8 @@ in RUN, so an interrupted recording goes on where it was. No text is recorded.
 """
 
 import argparse
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from nlm_core.config import TrainConfig
 from nlm_core.data import Corpus
 from nlm_core.embeddings import OTHERS, ids_of, words_by_group
 from nlm_core.errors import one_line_errors
-from nlm_core.evaluate import matrix
+from nlm_core.evaluate import evaluate_generation
 from nlm_core.files import project_root, read_json, sha256_of, shown, write_json, written_whole
 from nlm_core.records import write_record
 from nlm_core.score import score
@@ -46,14 +48,17 @@ class Recorder:
         source = text_to_score(corpus, "report", tokenizer)
         self.stories, self.fit = list(source.stories), source.fit
         self.ablated = beginning_of(source, tokenizer, ABLATION_TOKENS)
-        self.known, self.copies = words_and_copies(corpus, Path())
+        self.known, self.copies = words_and_copies(corpus)
         self.word_ids = ids_of(tokenizer, WORDS)
+        # What was measured in another way or on another text is not mixed with it.
+        what = (Corpus.open(corpus).manifest, ABLATION_TOKENS, list(SEEDS), NEW_TOKENS, WORDS)
+        self.key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
 
     def measure(self, model: NLM) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """The arrays of a stage, and its figures."""
         scored = score(model, self.tokenizer, self.stories, self.fit, progress=True)
         losses = ablate(model, self.ablated.ids, single_heads(model.config), progress=True)
-        texts = matrix(
+        texts = evaluate_generation(
             model,
             self.tokenizer,
             seeds=SEEDS,
@@ -91,8 +96,8 @@ def stage(
     run: Path, step: int, checkpoint: dict[str, Any], recorder: Recorder
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Measure a stage, or take what was measured before."""
-    name = checkpoint["sha256"] if step == checkpoint["step"] else f"{step:08d}"
-    file = run / "stages" / f"{name}.safetensors"
+    name = checkpoint["sha256"][:16] if step == checkpoint["step"] else f"{step:08d}"
+    file = run / "stages" / f"{name}-{recorder.key}.safetensors"
     if file.exists():
         return safetensors.numpy.load_file(file), read_json(file.with_suffix(".json"))
     print(f"step {step:,}", flush=True)
@@ -128,7 +133,7 @@ def main(words: list[str] | None = None) -> None:
     per_step = config["train"]["batch_size"] * config["model"]["context_length"]
     write_record(
         folder,
-        command=" ".join(["python scripts/stages.py RUN", arguments.corpus, *map(str, steps)]),
+        command=["python", "scripts/stages.py", "RUN", arguments.corpus, *map(str, steps)],
         checkpoint=checkpoint["sha256"],
         data={
             "scored": "the reporting half of the validation text; units are its stories, figures are sums of nats",

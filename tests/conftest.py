@@ -4,10 +4,12 @@ import atexit
 import io
 import itertools
 import os
+import runpy
 import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import matplotlib.font_manager  # noqa: F401  its first import may print that it builds a cache: not in a notebook
 import pytest
@@ -133,6 +135,20 @@ def nlm(monkeypatch):
         return code, out.getvalue(), err.getvalue()
 
     return run
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Load scripts/NAME.py, with other constants where they would take too long; returns its names."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+
+    def load(name: str, **constants: object) -> dict[str, Any]:
+        found = runpy.run_path(str(ROOT / "scripts" / f"{name}.py"))
+        assert constants.keys() <= found.keys(), f"{name}.py has no such constants"
+        found["main"].__globals__.update(constants)
+        return found
+
+    return load
 
 
 @pytest.fixture

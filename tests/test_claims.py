@@ -10,7 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 from nlm_core import claims
-from nlm_core.claims import METADATA, VERDICTS, all_claims, claim, closing_table, judge
+from nlm_core.claims import METADATA, VERDICTS, all_claims, claim, closing_table, judge, judge_differences, judge_interval
 from nlm_core.errors import UserError
 
 
@@ -48,6 +48,37 @@ def test_the_line_and_the_record():
         "partly",
         "holds",
     )
+
+
+def test_an_interval_that_covers_both_sides_can_not_tell():
+    def rule(value):
+        return judge(value <= 0.59, partly=value <= 0.65)
+
+    assert judge_interval(rule, (0.57, 0.59)) == "holds"
+    assert judge_interval(rule, (0.60, 0.65)) == "partly"
+    assert judge_interval(rule, (0.66, 0.70)) == "does not hold here"
+    assert judge_interval(rule, (0.58, 0.60)) == "can't tell"
+    assert judge_interval(rule, tuple(np.array([0.64, 0.66]))) == "can't tell"
+
+
+@pytest.mark.parametrize(
+    ("intervals", "verdict"),
+    [
+        ([(1, 2), (0.1, 3)], "holds"),
+        ([(1, 2), (-1, 3)], "partly"),
+        ([(-2, -1), (-1, 3)], "does not hold here"),
+        ([(-2, -1), (1, 3)], "can't tell"),
+        ([(-2, 1), (-1, 3)], "can't tell"),
+    ],
+)
+def test_differences_that_should_all_be_above_0(intervals, verdict):
+    assert judge_differences(intervals) == verdict
+
+
+def test_a_broken_list_is_one_line(own_root):
+    (own_root / "book" / "claims.toml").write_text("[a\n")
+    with pytest.raises(UserError, match="is not a list of claims"):
+        all_claims()
 
 
 def test_numpy_numbers_make_a_plain_record():

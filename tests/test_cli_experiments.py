@@ -13,7 +13,7 @@ from nlm_core.ablate import ablate, single_heads
 from nlm_core.checkpoint import TOKENIZER
 from nlm_core.config import ModelConfig
 from nlm_core.data import add
-from nlm_core.evaluate import read_matrix
+from nlm_core.matrix import read_matrix
 from nlm_core.metrics import WORDS, by_frequency, write_words
 from nlm_core.records import read_record
 from nlm_core.score import tokens_of

@@ -1,9 +1,6 @@
 """The record of endings is what `repetition.endings` says of each story."""
 
-import runpy
-
 import pytest
-from conftest import ROOT
 
 from nlm_core import NLM, UserError, save_checkpoint
 from nlm_core.config import ModelConfig
@@ -14,8 +11,8 @@ from nlm_core.source import text_to_score
 
 
 @pytest.fixture
-def script():
-    return runpy.run_path(str(ROOT / "scripts" / "endings.py"))["main"]
+def record(script):
+    return script("endings")["main"]
 
 
 def make(own_root, tokenizer, text):
@@ -27,18 +24,18 @@ def make(own_root, tokenizer, text):
     save_checkpoint(own_root / "checkpoints" / "nlm", model, tokenizer, step=0)
 
 
-def test_each_story(script, own_root, tokenizer):
+def test_each_story(record, own_root, tokenizer):
     lines = "".join(f"A dog {n} ran. It sat.\n<|endoftext|>\n" for n in range(12)) + "No end\n<|endoftext|>\n"
     make(own_root, tokenizer, lines)
-    script(["short"])
+    record(["short"])
     model = NLM.from_checkpoint(own_root / "checkpoints" / "nlm")
     found = [endings(model, tokenizer, story) for story in text_to_score("short", "report", tokenizer).stories]
-    record = read_record("endings")
-    assert record.units["at the end"].tolist() == pytest.approx([one.at_end for one in found if one], rel=1e-6)
-    assert record.units["elsewhere"].tolist() == pytest.approx([one.elsewhere.mean() for one in found if one], rel=1e-6)
+    kept = read_record("endings")
+    assert kept.units["at the end"].tolist() == pytest.approx([one.at_end for one in found if one], rel=1e-6)
+    assert kept.units["elsewhere"].tolist() == pytest.approx([one.elsewhere.mean() for one in found if one], rel=1e-6)
 
 
-def test_no_usable_story(script, own_root, tokenizer):
+def test_no_usable_story(record, own_root, tokenizer):
     make(own_root, tokenizer, "".join(f"No end {n}\n<|endoftext|>\n" for n in range(12)))
     with pytest.raises(UserError, match="no story of 'short' ends with a sentence"):
-        script(["short"])
+        record(["short"])

@@ -5,41 +5,30 @@ import json
 
 import numpy as np
 import pytest
-from conftest import ROOT, STORIES
 
-from nlm_core import Tokenizer
 from nlm_core.errors import UserError
-from nlm_core.evaluate import (
-    POSTS,
-    Matrix,
-    complete,
-    matrix,
-    openings,
-    read_matrix,
-    reference,
-    settings_named,
-    write_matrix,
-)
+from nlm_core.evaluate import POSTS, evaluate_generation, reference, settings_named, text_seed
 from nlm_core.generate import generate
+from nlm_core.matrix import Matrix, complete, from_units, read_matrix, to_units, write_matrix
 from nlm_core.metrics import measure
 from nlm_core.sampling import Sampling
 from nlm_core.tables import generation_table
-from nlm_core.text import blocks
-from nlm_core.text import stories as list_of_stories
 
 PROMPTS = ["Once", "The dog", "A"]
 
 
 @pytest.fixture
 def found(tiny_model, tokenizer):
-    return matrix(tiny_model, tokenizer, PROMPTS, settings_named(["greedy", "1.5"]), [3, 5], max_new_tokens=12)
+    return evaluate_generation(
+        tiny_model, tokenizer, PROMPTS, settings_named(["greedy", "1.5"]), [3, 5], max_new_tokens=12
+    )
 
 
 def test_each_text_is_what_generate_writes(found, tiny_model, tokenizer):
     for n, temperature in enumerate((0.0, 1.5)):
         for p, prompt in enumerate(PROMPTS):
             for s, seed in enumerate((3, 5)):
-                (text,) = generate(tiny_model, tokenizer, [prompt], 12, temperature, seed=seed)
+                (text,) = generate(tiny_model, tokenizer, [prompt], 12, temperature, seed=3 * seed + p)
                 assert prompt + found.texts[n][p][s] == text
                 for name, value in measure(found.texts[n][p][s], prompt=prompt).items():
                     assert found.metrics[name][n, p, s] == pytest.approx(value, nan_ok=True)
@@ -47,7 +36,7 @@ def test_each_text_is_what_generate_writes(found, tiny_model, tokenizer):
 
 
 def test_by_default_these_are_the_forty_of_the_posts(tiny_model, tokenizer):
-    found = matrix(tiny_model, tokenizer, max_new_tokens=1)
+    found = evaluate_generation(tiny_model, tokenizer, max_new_tokens=1)
     assert found.settings == list(POSTS) == ["0.5", "0.8", "1.0", "1.2"]
     assert np.shape(found.texts) == (4, 10, 1)
     assert found.prompts[:3] == ["Once upon a time", "Once fox Freddy", "Two little birds"]
@@ -57,8 +46,14 @@ def test_settings_have_names_or_are_temperatures():
     assert settings_named(["top-p-0.9", "0.7"]) == {"top-p-0.9": Sampling(1.0, top_p=0.9), "0.7": Sampling(0.7)}
     with pytest.raises(UserError, match="no setting 'warm'"):
         settings_named(["warm"])
-    with pytest.raises(UserError, match="temperature"):
+    with pytest.raises(UserError, match="must be 0 .greedy. or more"):
         settings_named(["-1"])
+
+
+def test_no_two_texts_share_their_noise():
+    seeds = [text_seed(seed, prompt, 10) for seed in range(3) for prompt in range(10)]
+    assert len(set(seeds)) == 30
+    assert text_seed(0, 0, 10) == 0
 
 
 def by_hand():
@@ -120,11 +115,28 @@ def test_written_and_read_it_is_the_same(found, tmp_path):
     assert path.read_bytes() == first  # no time stamp, no rounding of what is rounded
 
 
+def test_what_was_counted_without_the_texts():
+    found = by_hand()
+    again = from_units(to_units(found))
+    assert again.settings == ["a", "b"]
+    assert np.array_equal(again.by_prompt("m"), found.by_prompt("m"), equal_nan=True)
+    assert again.difference("m", "a", "b") == found.difference("m", "a", "b")
+    joined = from_units({**to_units(found), "m, other": np.array([7.0, 8.0, 9.0]), "n, a": np.zeros(3)})
+    assert joined.settings == ["a", "b", "other"]
+    assert set(joined.metrics) == {"m"}  # the others were not counted under each
+    assert joined.means("m").tolist() == [1.5, 1.5, 8]
+
+
+def test_a_missing_file_is_not_called_damaged(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        read_matrix(tmp_path / "none.jsonl.gz")
+
+
 @pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b""), gzip.compress(b'{"setting": 1}')])
 def test_a_damaged_file_is_one_line(content, tmp_path):
     path = tmp_path / "texts.jsonl.gz"
     path.write_bytes(content)
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match="damaged|empty"):
         read_matrix(path)
 
 
@@ -148,33 +160,12 @@ def test_the_reference_is_the_story_itself(tokenizer):
         reference(tokenizer, stories, ["A cat", "The dog"])
 
 
-def test_openings_are_the_first_words_of_stories_that_are_long_enough(tokenizer):
-    stories = [
-        'By the "river" ran a dog. It ran far away.<|endoftext|>\n',
-        "Too short, far too short.<|endoftext|>\n",
-        'By the "river" ran a dog that was fast.<|endoftext|>\n',
-        "Nothing.\n",
-        "Two birds sang a new song. They sang it again.<|endoftext|>\n",
-        "Three more that nobody asked for are left out here.<|endoftext|>\n",
-    ]
-    found = openings(tokenizer, stories, count=2, words=5, length=6)
-    assert found == [('By the "river" ran a', stories[0]), ("Two birds sang a new", stories[4])]
-    assert reference(tokenizer, [story for _, story in found], [opening for opening, _ in found], length=6)
-
-
-def test_the_openings_that_ship_are_those_of_the_stories():
-    shipped = Tokenizer.load(ROOT / "checkpoints" / "nlm" / "tokenizer.json")
-    found = openings(shipped, list_of_stories(blocks(STORIES)))
-    assert len(found) == 100
-    assert (ROOT / "data" / "openings.txt").read_text() == "".join(f"{opening}\n" for opening, _ in found)
-
-
 @pytest.mark.parametrize("missing", ["prompts", "settings", "seeds"])
 def test_nothing_to_write_is_refused(missing, tiny_model, tokenizer):
     given = {"prompts": ["A"], "settings": settings_named(["1.0"]), "seeds": [0]}
     given[missing] = type(given[missing])()
     with pytest.raises(UserError, match="at least one prompt"):
-        matrix(tiny_model, tokenizer, **given)
+        evaluate_generation(tiny_model, tokenizer, **given)
 
 
 def test_lines_are_json(found, tmp_path):

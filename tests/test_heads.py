@@ -38,11 +38,11 @@ def test_each_figure_is_the_losses(losses):
     assert heads.counts() == {"above": 1, "unclear": 2, "below": 1}
 
 
-def test_the_share_of_the_top_leaves_falls_out():
-    deltas = np.array([[3.0, -5.0], [1.0, 0.0]])
+def test_the_share_of_the_top_is_of_the_whole_sum():
+    deltas = np.array([[3.0, -1.0], [2.0, 0.0]])
     heads = Heads(1.0, deltas, deltas, deltas, np.zeros((2, 2)))
-    assert heads.share_of_top(1) == 0.75
-    assert heads.share_of_top(2) == 1.0
+    assert heads.share_of_top(1) == 3 / 4
+    assert heads.share_of_top(2) == 5 / 4  # the others take some of it away again
 
 
 def test_later_layers_that_matter_more_are_found():

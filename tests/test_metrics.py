@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from nlm_core import metrics
 from nlm_core.metrics import (
     Copies,
-    Words,
     by_frequency,
     carry_over,
     distinct,
@@ -22,6 +21,7 @@ from nlm_core.metrics import (
     measure,
     name_consistency,
     ngrams,
+    read_words,
     repeated,
     seq_rep,
     type_token_ratio,
@@ -88,22 +88,19 @@ def test_names_that_stay():
 
 
 def test_what_a_story_stays_with():
-    common = {"the", "a", "and", "was"}
-    assert carry_over("the bird sang and the bird flew the bird was a tree", common) == 1 / 3  # flew, bird, tree
-    assert carry_over("a bird sang <|endoftext|> the tree and the tree and the tree", common) == 0
-    assert math.isnan(carry_over("the bird and the", common))
+    known = {"the", "a", "and", "was", "bird", "sang", "flew", "tree"}
+    assert carry_over("the bird sang and the bird flew flumbo the bird was a tree", known) == 1 / 3  # flew, bird, tree
+    assert carry_over("a bird sang there and the tree and the tree", known) == 0
+    assert carry_over("a bird sang <|endoftext|> the bird and the bird and the bird", known) == 0
+    assert math.isnan(carry_over("the bird and the", known))
 
 
 def test_words_are_kept_in_the_order_of_how_often_they_stand(tmp_path):
     words = by_frequency(["the dog, the cat, the dog<|endoftext|>", "A dog's dog"])
     assert words == ["dog", "the", "a", "cat", "dog's"]
     write_words(tmp_path / "words.txt", words)
-    again = Words.read(tmp_path / "words.txt")
-    assert again == Words.of(words)
-    assert again.known == set(words)
-    many = Words.of([f"w{number}" for number in range(1000)])
-    assert len(many.common) == 200
-    assert "w199" in many.common
+    assert (tmp_path / "words.txt").read_text() == "dog\nthe\na\ncat\ndog's\n"
+    assert read_words(tmp_path / "words.txt") == set(words)
 
 
 def longest_by_hand(words, text):
@@ -133,7 +130,7 @@ def test_different_runs_have_different_hashes():
 
 def test_all_of_it_by_name():
     text = "Tom saw a cat. Then Tom saw a cat again, and he flumboed."
-    known = Words.of([word for word in by_frequency([text]) if word != "flumboed"])
+    known = set(words_of(text)) - {"flumboed"}
     found = measure(text, known, copies=Copies(["he saw a cat there"]), length=5)
     assert found["words"] == 13
     assert found["repeated-2"] == 3
@@ -147,7 +144,7 @@ def test_all_of_it_by_name():
 
 
 def test_the_prompt_has_told_of_its_names_and_its_subject():
-    known = Words.of([f"w{number}" for number in range(300)])
+    known = {"freddy", "whole", "wide", "wood", "once", "fox"}
     text = " was there, and then all at once there was only Freddy in the whole wide wood."
     assert measure(text)["name consistency"] == 0
     told = measure(text, known, prompt="Once fox Freddy")

@@ -10,7 +10,7 @@ from conftest import refused
 from nlm_core import NLM, save_checkpoint
 from nlm_core.config import ModelConfig
 from nlm_core.errors import UserError
-from nlm_core.evaluate import Matrix
+from nlm_core.matrix import Matrix
 from nlm_core.reading import KEY, QUESTIONS, SHEET, scores, write_sheet
 
 
@@ -85,9 +85,13 @@ def test_what_can_not_be_scored_is_said(found, tmp_path):
     (tmp_path / "more.csv").write_text("text,characters,arc,sense\n99,1,1,1\n")
     with pytest.raises(UserError, match="text 99"):
         scores(key, [tmp_path / "more.csv"])
-    key.write_text(json.dumps({"texts": {}}))
-    with pytest.raises(UserError, match="not the key"):
-        scores(key, [tmp_path / SHEET])
+    (tmp_path / "latin.csv").write_bytes("text,characters,arc,sense\n1,1,1,1,Bär\n".encode("latin-1"))
+    with pytest.raises(UserError, match="save it as CSV in UTF-8"):
+        scores(key, [tmp_path / "latin.csv"])
+    for damaged in ({"texts": {}}, {"texts": {"1": {"setting": "0.8"}}}, {"texts": 3}, {}):
+        key.write_text(json.dumps(damaged))
+        with pytest.raises(UserError, match="not the key"):
+            scores(key, [tmp_path / SHEET])
 
 
 def test_from_the_command_line(nlm, own_root, tokenizer):

@@ -2,11 +2,9 @@
 
 import csv
 import json
-import runpy
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from tiny_runs import SHAPE
 
 from nlm_core import NLM, UserError
@@ -17,17 +15,16 @@ SMALL = {**SHAPE, "batch_size": 4, "micro_batch_size": 2, "eval_every": 3, "save
 
 
 @pytest.fixture
-def script(own_root):
-    module = runpy.run_path(str(ROOT / "scripts" / "recipe.py"))
-    module["main"].__globals__.update(
+def recipe(script):
+    return script(
+        "recipe",
         SMALL=SMALL,
         RUNS={"base": {}, "wild": {"lr": 1e30, "clip": 0.0}, "dropout": {"dropout": 0.5}},
         PARTS=(8, 2),
         TOKENS=8 * 128,
         EVAL_TOKENS=300,
         AVERAGED=3,
-    )
-    return module["main"]
+    )["main"]
 
 
 def rows(path):
@@ -35,19 +32,19 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
-def test_the_search_from_text_to_table(script, corpus, own_root, capsys):
+def test_the_search_from_text_to_table(recipe, corpus, own_root, capsys):
     with pytest.raises(UserError, match="no run is recorded"):
-        script(["table", "stories"])
-    script(["parts", "stories"])
+        recipe(["table", "stories"])
+    recipe(["parts", "stories"])
     counts = [Corpus.open(name).manifest["maps"]["train"]["stories"] for name in ("stories-1-8", "stories-1-2")]
     assert counts == [60 // 8, 60 // 2]
     small = Corpus.open("stories-1-8")
     assert small.manifest["maps"]["choose"] == corpus.manifest["maps"]["choose"]
 
-    script(["search", "stories"])
+    recipe(["search", "stories"])
     folder = own_root / "runs" / "recipe"
     assert json.loads((folder / "dropout" / "config.json").read_text())["train"]["dropout"] == 0.5
-    script(["table", "stories"])
+    recipe(["table", "stories"])
     table = {row["run"]: row for row in rows(folder / "table.csv")}
     assert table["dropout"]["differs"] == "dropout=0.5"
     assert table["base"]["steps"] == table["base"]["of"] == "8"
@@ -57,7 +54,7 @@ def test_the_search_from_text_to_table(script, corpus, own_root, capsys):
     assert "wild" in table  # what failed stays in the table
     assert int(table["wild"]["steps"]) < 8
 
-    script(["average", "stories"])
+    recipe(["average", "stories"])
     found = rows(folder / "averages.csv")
     assert [row["checkpoints"] for row in found if row["run"] == "base"] == ["1", "2", "3"]
     model = NLM.from_checkpoint(folder / "base")
@@ -65,6 +62,6 @@ def test_the_search_from_text_to_table(script, corpus, own_root, capsys):
     expected = stream_nats(model, np.asarray(small.choose[:301])).mean()
     assert float(alone["validation_loss"]) == pytest.approx(expected, abs=1e-4)
 
-    script(["search", "stories"])  # all is done
+    recipe(["search", "stories"])  # all is done
     assert json.loads((folder / "base" / "config.json").read_text())["resumed"] == []
     capsys.readouterr()

@@ -8,14 +8,15 @@ from nlm_core.records import read_record, write_record
 
 
 def write(folder, units):
-    write_record(folder, command="python scripts/x.py", checkpoint="ab", data={"text": "t"}, units=units, steps=3)
+    command = ["python", "scripts/x.py", "my text"]
+    write_record(folder, command=command, checkpoint="ab", data={"text": "t"}, units=units, steps=3)
 
 
 def test_a_record_comes_back(own_root):
     units = {"tokens": np.array([3, 12]), "nats-0": np.array([1.25, 7.33333])}
     write(own_root / "runs" / "some", units)
     record = read_record("some")
-    assert record.results["command"] == "python scripts/x.py"
+    assert record.results["command"] == "python scripts/x.py 'my text'"
     assert (record.results["checkpoint"], record.results["steps"]) == ("ab", 3)
     assert "torch" in record.results["machine"]
     assert record.units["tokens"].tolist() == [3, 12]

@@ -1,7 +1,6 @@
 """What README and book show of the records is what the records say."""
 
 import json
-import runpy
 import shutil
 
 import pytest
@@ -13,37 +12,37 @@ from nlm_core.scorecard import read_verdicts
 
 
 @pytest.fixture
-def script(monkeypatch):
+def render(script, monkeypatch):
     monkeypatch.setenv("NLM_ROOT", str(ROOT))
-    return runpy.run_path(str(ROOT / "scripts" / "render.py"))
+    return script("render")
 
 
-def test_texts_are_up_to_date(script):
-    for path, text in script["rendered"](ROOT, ROOT).items():
+def test_texts_are_up_to_date(render):
+    for path, text in render["rendered"](ROOT, ROOT).items():
         assert (ROOT / path).read_text() == text, f"{path}: run python scripts/render.py"
 
 
-def test_the_picture_shows_the_verdicts(script):
+def test_the_picture_shows_the_verdicts(render):
     verdicts = {one.id: one.verdict for one in read_verdicts(ROOT / "book")}
-    picture = Image.open(ROOT / script["PICTURE"])
+    picture = Image.open(ROOT / render["PICTURE"])
     assert json.loads(picture.text["Description"]) == verdicts, "run python scripts/render.py"
     assert picture.width >= 800
 
 
-def test_a_changed_record_changes_the_text(script, own_root):
+def test_a_changed_record_changes_the_text(render, own_root):
     copy = own_root / "copy"
     for folder in ("book", "_static"):
         shutil.copytree(ROOT / folder, copy / folder)
     for path in (copy / "book").glob("*.ipynb"):
         path.write_text(path.read_text().replace('"verdict": "holds"', '"verdict": "partly"'))
-    script["main"]([str(copy)])
+    render["main"]([str(copy)])
     made = (copy / "book" / "index.md").read_text()
     assert " hold," not in made.partition("What came out")[2].partition("## ")[0]
-    assert json.loads(Image.open(copy / script["PICTURE"]).text["Description"])["pos.bag"] == "partly"
+    assert json.loads(Image.open(copy / render["PICTURE"]).text["Description"])["pos.bag"] == "partly"
     assert (ROOT / "book" / "index.md").read_text() != made
     assert not (copy / "README.md").exists()
 
 
-def test_a_file_without_its_place_is_named(script):
+def test_a_file_without_its_place_is_named(render):
     with pytest.raises(UserError, match=r"x\.md has no place for 'a'"):
-        script["replaced"]("nothing", {"a": "b"}, "x.md")
+        render["replaced"]("nothing", {"a": "b"}, "x.md")

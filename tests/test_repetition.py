@@ -41,6 +41,15 @@ def test_a_phrase_said_again(model, tokenizer):
     assert found[0, 1] == pytest.approx(expected)
 
 
+def test_the_control_is_a_phrase_that_was_not_said(model, tokenizer):
+    phrases = [("A dog", " and a dog"), ("He ran", " and ran")]
+    found = again(model, tokenizer, phrases, times=(1,), temperatures=(1.0,), other=True)
+    expected = np.exp(-continuation_nats(model, tokenizer, "A dog and a dog", " and ran"))
+    assert found[0, 0] == pytest.approx(expected)
+    expected = np.exp(-continuation_nats(model, tokenizer, "He ran and ran", " and a dog"))
+    assert found[1, 0] == pytest.approx(expected)
+
+
 def by_hand(model, tokenizer, text):
     ids, product = tokenizer.encode(text), 1.0
     for token in tokenizer.encode("\n<|endoftext|>"):
@@ -57,6 +66,7 @@ def test_the_separator_behind_every_sentence(model, tokenizer):
     assert found.at_end == pytest.approx(by_hand(model, tokenizer, 'A. "B!"\nC...'), rel=1e-3)
     expected = [by_hand(model, tokenizer, "A."), by_hand(model, tokenizer, 'A. "B!"')]
     assert found.elsewhere == pytest.approx(expected, rel=1e-3)
+    assert found.before == pytest.approx(expected[-1], rel=1e-3)
 
 
 def test_stories_without_such_an_end_or_too_long_are_left_out(model, tokenizer):
@@ -68,5 +78,6 @@ def test_stories_without_such_an_end_or_too_long_are_left_out(model, tokenizer):
 def test_some_sentences_stand_for_many(model, tokenizer):
     found = endings(model, tokenizer, "A. B. C. D. E.\n<|endoftext|>\n", most=2)
     assert len(found.elsewhere) == 2
+    assert found.before == pytest.approx(by_hand(model, tokenizer, "A. B. C. D."), rel=1e-3)
     again = endings(model, tokenizer, "A. B. C. D. E.\n<|endoftext|>\n", most=2)
     assert found.elsewhere.tolist() == again.elsewhere.tolist()

@@ -1,12 +1,9 @@
 """The record of stages: what is in it is what can be measured at each of them."""
 
-import runpy
-
 import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from conftest import ROOT
 from tiny_runs import SHAPE
 
 from nlm_core import NLM, UserError, load_checkpoint, save_checkpoint
@@ -22,10 +19,8 @@ WORDS = ["the", "a", "he"]
 
 
 @pytest.fixture
-def script():
-    module = runpy.run_path(str(ROOT / "scripts" / "stages.py"))
-    module["main"].__globals__.update(ABLATION_TOKENS=500, SEEDS=range(2), NEW_TOKENS=5, WORDS=WORDS)
-    return module["main"]
+def record(script):
+    return script("stages", ABLATION_TOKENS=500, SEEDS=range(2), NEW_TOKENS=5, WORDS=WORDS)["main"]
 
 
 @pytest.fixture
@@ -38,8 +33,8 @@ def run(corpus, own_root):
     return own_root / "run"
 
 
-def test_each_stage_is_what_the_model_was(script, run, own_root, tokenizer, capsys):
-    script([str(run), "stories", "0", "2", "4", "6"])
+def test_each_stage_is_what_the_model_was(record, run, own_root, tokenizer, capsys):
+    record([str(run), "stories", "0", "2", "4", "6"])
     found = read_stages()
     assert found.steps.tolist() == [0, 2, 4, 6]
     assert found.results["checkpoint"] == load_checkpoint(own_root / "checkpoints" / "nlm")["sha256"]
@@ -66,11 +61,11 @@ def test_each_stage_is_what_the_model_was(script, run, own_root, tokenizer, caps
 
     # Done again, nothing is measured anew.
     before = (own_root / "runs" / "stages" / ARRAYS).read_bytes()
-    (kept,) = (run / "stages").glob("00000002.safetensors")
+    (kept,) = (run / "stages").glob("00000002-*.safetensors")
     changed = {name: value + 1 for name, value in safetensors.numpy.load_file(kept).items()}
     kept.write_bytes(safetensors.numpy.save(changed))
     capsys.readouterr()
-    script([str(run), "stories", "0", "2", "4", "6"])
+    record([str(run), "stories", "0", "2", "4", "6"])
     assert capsys.readouterr().out == ""
     again = read_stages()
     assert np.allclose(again.deltas[1], found.deltas[1] + 1)
@@ -81,8 +76,8 @@ def test_each_stage_is_what_the_model_was(script, run, own_root, tokenizer, caps
         read_stages()
 
 
-def test_what_does_not_belong_together_is_refused(script, run, own_root):
+def test_what_does_not_belong_together_is_refused(record, run, own_root):
     with pytest.raises(UserError, match="last stage has to be the shipped checkpoint's step, 6"):
-        script([str(run), "stories", "0", "4"])
+        record([str(run), "stories", "0", "4"])
     with pytest.raises(UserError, match="kept no checkpoint of step 3"):
-        script([str(run), "stories", "3", "6"])
+        record([str(run), "stories", "3", "6"])

@@ -161,14 +161,14 @@ def test_a_file_is_encoded_as_its_whole_text_whatever_the_block(tokenizer, stori
     (tmp_path / "text.txt").write_bytes(text.encode())
     for block_bytes in (1, 7, 100, 1 << 18):
         monkeypatch.setattr(text_module, "BLOCK_BYTES", block_bytes)
-        arrays = list(tokenizer.encode_file(tmp_path / "text.txt"))
+        arrays = [ids for _, ids in tokenizer.encode_blocks(text_module.blocks(tmp_path / "text.txt"))]
         assert {array.dtype.str for array in arrays} == {"<u2"}
         assert [token for array in arrays for token in array.tolist()] == tokenizer.encode(text)
 
 
 def test_encoding_a_missing_file(tokenizer, tmp_path):
     with pytest.raises(UserError, match=r"none\.txt does not exist"):
-        next(tokenizer.encode_file(tmp_path / "none.txt"))
+        next(tokenizer.encode_blocks(text_module.blocks(tmp_path / "none.txt")))
 
 
 # ---- the file of a tokenizer

@@ -10,7 +10,16 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 from nlm_core import claims
-from nlm_core.claims import METADATA, VERDICTS, all_claims, claim, closing_table, judge, judge_differences, judge_interval
+from nlm_core.claims import (
+    METADATA,
+    VERDICTS,
+    all_claims,
+    claim,
+    closing_table,
+    judge,
+    judge_differences,
+    judge_interval,
+)
 from nlm_core.errors import UserError
 
 

@@ -46,7 +46,7 @@ def test_settings_have_names_or_are_temperatures():
     assert settings_named(["top-p-0.9", "0.7"]) == {"top-p-0.9": Sampling(1.0, top_p=0.9), "0.7": Sampling(0.7)}
     with pytest.raises(UserError, match="no setting 'warm'"):
         settings_named(["warm"])
-    with pytest.raises(UserError, match="must be 0 .greedy. or more"):
+    with pytest.raises(UserError, match=r"must be 0 .greedy. or more"):
         settings_named(["-1"])
 
 
@@ -136,7 +136,7 @@ def test_a_missing_file_is_not_called_damaged(tmp_path):
 def test_a_damaged_file_is_one_line(content, tmp_path):
     path = tmp_path / "texts.jsonl.gz"
     path.write_bytes(content)
-    with pytest.raises(UserError, match="damaged|empty"):
+    with pytest.raises(UserError, match=r"damaged|empty"):
         read_matrix(path)
 
 

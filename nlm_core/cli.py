@@ -92,7 +92,7 @@ def data_prepare(
         typer.echo(f"{part:>7}: {entry['stories']:,} stories, {entry['bytes']:,} bytes, {entry['tokens']:,} tokens")
     empty = [part for part in ("choose", "report") if not manifest["maps"][part]["tokens"]]
     if manifest["files"]["valid"] and empty:
-        note(f"no validation story fell into the half {empty[0]!r}; add more, each with <|endoftext|> behind it")
+        note(f"no validation story fell into the half {empty[0]!r}; add more, each with <|endoftext|> after it")
 
 
 @tokenizer_app.command("train")
@@ -198,7 +198,7 @@ def generate(
     """Write stories and print them as they are written."""
     if checkpoint is not None and not checkpoint.is_dir():
         raise UserError(
-            f"{shown(checkpoint)} is not a folder with a checkpoint; how a story begins goes behind --prompt"
+            f"{shown(checkpoint)} is not a folder with a checkpoint; how a story begins goes after --prompt"
         )
     if not 1 <= n <= 10_000:
         raise UserError(f"-n must be 1 to 10,000, not {n}")

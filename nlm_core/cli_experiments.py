@@ -119,7 +119,7 @@ def ablate_command(
     source = text_to_score(data, half, loaded["tokenizer"])
     text = beginning_of(source, loaded["tokenizer"], tokens)
     if text.stories[-1] == 0:
-        raise UserError(f"{source.name} has one story; intervals need two or more, with <|endoftext|> behind each")
+        raise UserError(f"{source.name} has one story; intervals need two or more, with <|endoftext|> after each")
     model = NLM.from_params(loaded["config"], loaded["params"])
     config = model.config
     losses = ablate(model, text.ids, single_heads(config), mode, text.stories, seed=seed, progress=True)

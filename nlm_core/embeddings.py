@@ -6,7 +6,7 @@ Shapes: N words, C = d_model.
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Num
 
 from nlm_core.errors import UserError
 from nlm_core.stats import permutation_p
@@ -83,10 +83,51 @@ def within_against_between(
     return float(values[within].mean()), float(values[~within].mean()), p
 
 
+def nearest_in_group(
+    similarity: Float[np.ndarray, "N N"], groups: Sequence[str], draws: int = 9_999, seed: int = 0
+) -> tuple[float, float]:
+    """Whether a word's nearest neighbour, among N words, is one of its own group.
+
+    Args:
+        similarity: the cosine of every pair of words.
+        groups: of each word.
+        draws: permutations of the groups.
+        seed: of the permutations.
+
+    Returns:
+        The share of words of which that is true, and its one-sided p-value.
+    """
+    others = np.where(np.eye(len(groups), dtype=bool), -np.inf, similarity)
+    names, nearest = np.array(groups), others.argmax(axis=1)
+
+    def share(names: np.ndarray) -> float:
+        return float((names[nearest] == names).mean())
+
+    p = permutation_p(share(names), lambda rng: share(rng.permutation(names)), draws=draws, seed=seed, tail="greater")
+    return share(names), p
+
+
+def without_trend(similarity: Float[np.ndarray, "N N"], places: Num[np.ndarray, " N"]) -> Float[np.ndarray, "N N"]:
+    """Cosines less what a straight line explains by how far apart two words are on some scale, such as frequency.
+
+    Args:
+        similarity: the cosine of every pair of words.
+        places: of each word on that scale.
+    """
+    distance = np.abs(places[:, None] - places)
+    pairs = np.triu_indices(len(places), 1)
+    slope, start = np.polyfit(distance[pairs], similarity[pairs], 1)
+    return similarity - (slope * distance + start)
+
+
 def neighbours(
     similarity: Float[np.ndarray, "N N"], words: Sequence[str], word: str, count: int = 5
 ) -> list[tuple[str, float]]:
-    """The words whose vectors point most nearly the same way as a word's, with their cosines."""
+    """The words whose vectors point most nearly the same way as a word's, with their cosines.
+
+    Raises:
+        ValueError: the word is not among the words.
+    """
     at = list(words).index(word)
     order = [place for place in np.argsort(-similarity[at], kind="stable") if place != at]
     return [(words[place], float(similarity[at, place])) for place in order[:count]]

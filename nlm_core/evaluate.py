@@ -149,7 +149,7 @@ def reference(
         tokenizer: decides what `length` tokens are.
         stories: each begins with its prompt.
         prompts: one for each story.
-        length: tokens behind the prompt.
+        length: tokens after the prompt.
         known, copies: as for `metrics.measure`.
 
     Raises:

@@ -27,7 +27,7 @@ class Text:
         seed: of its noise.
         stops: strings, as bytes, that end it.
         ids: of the prompt and of all that was written.
-        written: the bytes behind the prompt, up to a stop string if one was met.
+        written: the bytes after the prompt, up to a stop string if one was met.
         ended: why it ended: "length" (max_new_tokens), "stop" (a stop string), "limit" (the model's context); or None.
     """
 

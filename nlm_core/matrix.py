@@ -26,7 +26,7 @@ class Matrix:
         settings: N names.
         prompts: P of them.
         seeds: S of them.
-        texts: what was written behind each prompt, as [setting][prompt][seed].
+        texts: what was written after each prompt, as [setting][prompt][seed].
         metrics: by name, (N, P, S); nan where a text had nothing to count.
     """
 

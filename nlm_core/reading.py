@@ -15,6 +15,7 @@ from jaxtyping import Float
 from nlm_core.errors import UserError
 from nlm_core.files import read_json, readable_file, shown, write_json, written_whole
 from nlm_core.matrix import KEYS, Matrix
+from nlm_core.text import SEPARATOR
 
 SHEET, KEY = "sheet.csv", "key.json"
 # The columns of answers: what they ask, the least and the most.
@@ -26,7 +27,7 @@ QUESTIONS = {
 
 
 def write_sheet(folder: Path, found: Matrix, seed: int = 0) -> None:
-    """Write a sheet with all texts of a matrix in random order, and its key.
+    """Write a sheet with all texts of a matrix in random order, each up to its separator, and its key.
 
     Args:
         folder: must not hold a sheet yet: someone may have filled it.
@@ -52,7 +53,8 @@ def write_sheet(folder: Path, found: Matrix, seed: int = 0) -> None:
         writer.writerow(["text", *QUESTIONS, "story"])
         for number, place in enumerate(order, 1):
             _, prompt, _, text = entries[place]
-            writer.writerow([number, *[""] * len(QUESTIONS), prompt + text])
+            story = (prompt + text).partition(SEPARATOR)[0]
+            writer.writerow([number, *[""] * len(QUESTIONS), story])
     key = {str(number): dict(zip(KEYS, entries[place], strict=False)) for number, place in enumerate(order, 1)}
     write_json(folder / KEY, {"questions": {name: text for name, (text, *_) in QUESTIONS.items()}, "texts": key})
 

@@ -73,7 +73,7 @@ def again(
 
     Args:
         model, tokenizer: a model and its tokenizer.
-        phrases: texts, and what is said behind them.
+        phrases: texts, and what is said after them.
         times: how often it has been said.
         temperatures: at which tokens are drawn.
         other: a control: the probability of the next phrase of the list instead, which that text has never said.
@@ -91,12 +91,12 @@ def again(
 
 @dataclass(frozen=True)
 class Endings:
-    """How likely the separator is behind the sentences of one story.
+    """How likely the separator is after the sentences of one story.
 
     Attributes:
-        at_end: behind its last sentence.
-        before: behind the last but one, which stands as late in the story; nan where there is none.
-        elsewhere: behind each of the others, the last but one among them.
+        at_end: after its last sentence.
+        before: after the last but one, which stands as late in the story; nan where there is none.
+        elsewhere: after each of the others, the last but one among them.
     """
 
     at_end: float
@@ -106,9 +106,9 @@ class Endings:
 
 @torch.inference_mode()
 def endings(model: NLM, tokenizer: Tokenizer, story: str, most: int = 12, seed: int = 0) -> Endings | None:
-    """The probability that a newline and the separator follow, behind the sentences of a story.
+    """The probability that a newline and the separator follow, after the sentences of a story.
 
-    Behind a sentence that is not the last, text goes on with a space, or a newline and more text. There the newline
+    After a sentence that is not the last, text goes on with a space, or a newline and more text. There the newline
     and the separator are put in its place, so that all sentence ends are asked the same question.
 
     Args:
@@ -140,7 +140,7 @@ def endings(model: NLM, tokenizer: Tokenizer, story: str, most: int = 12, seed: 
 
 
 def _chances_of_tails(model: NLM, texts: list[list[int]], tail: int) -> list[float]:
-    """The probability of the last `tail` tokens of each text, given those before; shorter texts are padded behind."""
+    """The probability of the last `tail` tokens of each text, given those before; shorter texts are padded at the end."""
     longest = max(map(len, texts))
     batch = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=model.token_emb.device)
     with evaluating(model):

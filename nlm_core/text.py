@@ -30,7 +30,7 @@ def pieces(text: str) -> list[str]:
 
 
 def blocks(path: str | Path) -> Iterator[str]:
-    """Yield a UTF-8 file's text in blocks of about 64 KiB, each cut behind a whitespace character.
+    """Yield a UTF-8 file's text in blocks of about 64 KiB, each cut after a whitespace character.
 
     Since whitespace characters are pieces of their own, the blocks' tokens are the whole text's tokens.
 
@@ -63,10 +63,10 @@ def blocks(path: str | Path) -> Iterator[str]:
 
 
 def stories(text_blocks: Iterable[str]) -> Iterator[str]:
-    """Yield the stories of a text, each with its separator and the whitespace behind it.
+    """Yield the stories of a text, each with its separator and the whitespace after it.
 
     The stories joined are the text. Text without any separator is one story. A separator has no whitespace in it, so no
-    block of `blocks` ends inside one; but the whitespace behind it may go on in the next block.
+    block of `blocks` ends inside one; but the whitespace after it may go on in the next block.
     """
     story: list[str] = []
     ended = False

@@ -154,7 +154,7 @@ class Tokenizer:
             ) from None
 
     def encode_blocks(self, text_blocks: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield blocks of text, each cut behind whitespace, with their ids as uint16 arrays, on all threads."""
+        """Yield blocks of text, each cut after whitespace, with their ids as uint16 arrays, on all threads."""
         text_blocks = iter(text_blocks)
         while batch := list(itertools.islice(text_blocks, BLOCKS_AT_ONCE)):
             for block, encoding in zip(batch, self._library.encode_batch_fast(batch), strict=True):

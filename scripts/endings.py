@@ -1,4 +1,4 @@
-"""How likely the separator is behind the sentences of TinyStories: runs/endings.
+"""How likely the separator is after the sentences of TinyStories: runs/endings.
 
     python scripts/endings.py CORPUS
 

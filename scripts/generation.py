@@ -32,7 +32,7 @@ def main(words: list[str] | None = None) -> None:
     stories = list(text_to_score(corpus, "report", tok).stories)
     prompts = openings(tok, stories)
     if not prompts:
-        raise UserError(f"no story of {corpus!r} has {LENGTH} tokens behind its first words")
+        raise UserError(f"no story of {corpus!r} has {LENGTH} tokens after its first words")
     went_on = [next(story for story in stories if story.startswith(prompt)) for prompt in prompts]
     known, copies = words_and_copies(corpus)
     found = evaluate_generation(model, tok, prompts, SETTINGS, SEEDS, LENGTH, known, copies, progress=True)

@@ -149,7 +149,7 @@ def test_a_truncated_or_missing_file_is_named(saved, name):
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "optimizer.safetensors", "tokenizer.json"])
 def test_a_flipped_bit_is_noticed(saved, name):
     raw = bytearray((saved / name).read_bytes())
-    last = len(raw) - 2  # behind it is a newline in the two JSON files
+    last = len(raw) - 2  # after it is a newline in the two JSON files
     for place in {0, 1, 8, last, *np.random.default_rng(0).integers(0, last, 60).tolist()}:
         for bit in (1, 128) if name != "config.json" else (1, 2, 4, 8, 16, 32, 64, 128):
             raw[place] ^= bit

@@ -5,7 +5,17 @@ import pytest
 from conftest import ROOT
 
 from nlm_core import Tokenizer
-from nlm_core.embeddings import GROUPS, OTHERS, ids_of, neighbours, vectors_of, within_against_between, words_by_group
+from nlm_core.embeddings import (
+    GROUPS,
+    OTHERS,
+    ids_of,
+    nearest_in_group,
+    neighbours,
+    vectors_of,
+    within_against_between,
+    without_trend,
+    words_by_group,
+)
 from nlm_core.errors import UserError
 from nlm_core.vectors import cosines
 
@@ -58,6 +68,28 @@ def test_shuffling_words_is_right_as_often_as_it_says():
     groups = ["a"] * 5 + ["b"] * 5 + ["c"] * 5
     p = [within_against_between(cosines(rng.normal(size=(15, 8))), groups, draws=99)[2] for _ in range(200)]
     assert 0.01 <= (np.array(p) <= 0.05).mean() <= 0.1
+
+
+def test_nearest_words_of_one_group():
+    similarity = np.array([[1, 0.5, 0.1, 0.2], [0.5, 1, 0.3, 0.6], [0.1, 0.3, 1, 0.9], [0.2, 0.4, 0.9, 1]])
+    share, p = nearest_in_group(similarity, ["a", "a", "b", "b"], draws=99)
+    assert share == 3 / 4  # the second word lies nearest to the last
+    assert p > 0.1
+    rng = np.random.default_rng(3)
+    groups = ["a"] * 20 + ["b"] * 20
+    alike = np.array([(2 if name == "a" else -2) * np.ones(8) + rng.normal(size=8) for name in groups])
+    assert nearest_in_group(cosines(alike), groups, draws=99) == (1.0, 0.01)
+
+
+def test_what_a_scale_explains_is_taken_out():
+    places = np.array([0.0, 1, 3, 7])
+    distance = np.abs(places[:, None] - places)
+    pairs = np.triu_indices(4, 1)
+    assert without_trend(0.5 - 0.1 * distance, places)[pairs] == pytest.approx(np.zeros(6))
+    rest = np.random.default_rng(4).normal(size=(4, 4))
+    rest = rest + rest.T
+    found = without_trend(rest - 0.1 * distance, places)[pairs]
+    assert np.corrcoef(found, distance[pairs])[0, 1] == pytest.approx(0, abs=1e-9)
 
 
 def test_neighbours_are_in_order_and_leave_the_word_out():

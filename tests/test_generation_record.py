@@ -35,5 +35,5 @@ def test_texts_are_counted_beside_the_stories(script, corpus, own_root, tokenize
     assert record["data"]["report"]["sha256"] == corpus.manifest["maps"]["report"]["sha256"]
 
     openings.__globals__.update(LENGTH=10_000)
-    with pytest.raises(UserError, match="no story of 'stories' has 10 tokens behind its first words"):
+    with pytest.raises(UserError, match="no story of 'stories' has 10 tokens after its first words"):
         module["main"](["stories"])

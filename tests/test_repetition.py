@@ -16,7 +16,7 @@ def model(sharp_model):
 
 
 def chance(model, ids, token, temperature=1.0):
-    """Of one token behind others."""
+    """Of one token after others."""
     with torch.no_grad():
         return float((model(torch.tensor([ids]))[0, -1].double() / temperature).softmax(dim=-1)[token])
 
@@ -58,7 +58,7 @@ def by_hand(model, tokenizer, text):
     return product
 
 
-def test_the_separator_behind_every_sentence(model, tokenizer):
+def test_the_separator_after_every_sentence(model, tokenizer):
     found = endings(model, tokenizer, "A. B!\nC.<|endoftext|>\n")
     assert found is None  # no newline before the separator
     found = endings(model, tokenizer, 'A. "B!"\nC...\n<|endoftext|>\n')

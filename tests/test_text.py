@@ -62,7 +62,7 @@ def test_the_class_of_each_border_character(character, kind):
 
 @given(TEXTS.filter(bool), st.integers(1, 20))
 @example("a\r\n\r\n", 2)
-def test_blocks_are_the_text_cut_behind_whitespace_only(read, text, block_bytes):
+def test_blocks_are_the_text_cut_after_whitespace_only(read, text, block_bytes):
     found = read(text.encode(), block_bytes)
     assert "".join(found) == text
     assert all(block[-1] in WHITESPACE for block in found[:-1])
@@ -112,7 +112,7 @@ def test_stories_are_the_text_however_it_is_cut_into_blocks(read, text, block_by
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r", "", "\n\n", " \n"])
 @pytest.mark.parametrize("end", ["", SEPARATOR, "newline"])
-def test_each_story_keeps_its_separator_and_the_whitespace_behind_it(read, newline, end):
+def test_each_story_keeps_its_separator_and_the_whitespace_after_it(read, newline, end):
     end = SEPARATOR + newline if end == "newline" else end
     text = f"One dog.{SEPARATOR}{newline}Two dogs.{SEPARATOR}{newline}Three dogs.{end}"
     expected = [f"One dog.{SEPARATOR}{newline}", f"Two dogs.{SEPARATOR}{newline}", f"Three dogs.{end}"]

@@ -140,7 +140,7 @@ def endings(model: NLM, tokenizer: Tokenizer, story: str, most: int = 12, seed: 
 
 
 def _chances_of_tails(model: NLM, texts: list[list[int]], tail: int) -> list[float]:
-    """The probability of the last `tail` tokens of each text, given those before; shorter ones are padded at the end."""
+    """The probability of the last `tail` tokens of each text, given those before; shorter ones are padded."""
     longest = max(map(len, texts))
     batch = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=model.token_emb.device)
     with evaluating(model):

@@ -44,8 +44,9 @@ class Matrix:
         return np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
 
     def means(self, metric: str) -> Float[np.ndarray, " N"]:
-        """Each setting's mean over the prompts that have a value under every setting."""
-        return complete(self.by_prompt(metric)).mean(axis=0)
+        """Each setting's mean over the prompts that have a value under every setting; nan if there is none."""
+        rows = complete(self.by_prompt(metric))
+        return rows.mean(axis=0) if len(rows) else np.full(len(self.settings), np.nan)
 
     def intervals(self, metric: str, draws: int = 2000) -> tuple[np.ndarray, np.ndarray] | None:
         """The ends of each setting's 95 % interval, prompts resampled; None with fewer than two prompts."""

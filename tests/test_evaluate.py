@@ -90,6 +90,7 @@ def test_settings_are_compared_on_the_same_prompts():
 def test_nothing_to_count_anywhere_is_left_out():
     found = Matrix(["a"], ["x", "y"], [0], [[["", ""]]], {"m": np.full((1, 2, 1), np.nan), "n": np.ones((1, 2, 1))})
     assert set(found.summary()) == {"n"}
+    assert np.isnan(found.means("m")).all()
     assert "1.00 (1.00 to 1.00)" in generation_table(found)
 
 

@@ -143,64 +143,51 @@ class Score:
 
     def summary(self) -> dict[str, Any]:
         """The figures as JSON-ready numbers; `error` is always a standard error with stories as units."""
-        count = int(self.stories.max()) + 1
-        nats = sums_by(self.stories, self.nats, count)
-        tokens = sums_by(self.stories, np.ones(len(self.nats)), count)
-        sizes = sums_by(self.stories, self.lengths, count)
-        there = tokens > 0  # a first story of one token has no target
-        loss = _figure(nats[there], tokens[there])
+        sums = self.by_story()
+        whole = _losses(sums["nats"], sums["tokens"], sums["bytes"])
+        separator = CLASSES[IN_SEPARATOR]
+        outside = [sums[name] - sums[f"{separator} {name}"] for name in ("nats", "tokens", "bytes")]
         return {
-            "stories": int(there.sum()),
+            "stories": int((sums["tokens"] > 0).sum()),  # a first story of one token has no target
             "tokens": len(self.nats),
             "bytes": int(self.lengths.sum()),
-            "nats_per_token": loss,
-            "perplexity": math.exp(loss["value"]),
-            "bits_per_byte": _figure(nats[there] / math.log(2), sizes[there]),
-            "without_separators": self._without(IN_SEPARATOR, count),
-            "classes": {name: self._of_class(number, count) for number, name in enumerate(CLASSES)},
+            "nats_per_token": whole["nats_per_token"],
+            "perplexity": math.exp(whole["nats_per_token"]["value"]),
+            "bits_per_byte": whole["bits_per_byte"],
+            # For comparing with models that write the separator otherwise.
+            "without_separators": _losses(*outside),
+            "classes": {
+                name: {
+                    "tokens": int(sums[f"{name} tokens"].sum()),
+                    "nats_per_token": _figure(sums[f"{name} nats"], sums[f"{name} tokens"]),
+                    "share_of_tokens": float(sums[f"{name} tokens"].sum() / len(self.nats)),
+                    "share_of_loss": float(sums[f"{name} nats"].sum() / self.nats.sum()),
+                }
+                for name in CLASSES
+            },
             "baselines": {**self.baselines, "fitted_on": self.fitted_on},
         }
 
     def by_story(self) -> dict[str, Float[np.ndarray, " S"]]:
-        """Sums over each story: its targets, their bytes and nats, and targets and nats of each class of token."""
+        """Sums over each story: its targets, their bytes and nats, in all and of each class of token."""
         count = int(self.stories.max()) + 1
-        ones = np.ones(len(self.nats))
-        columns = {"tokens": ones, "bytes": self.lengths, "nats": self.nats}
-        for number, name in enumerate(CLASSES):
-            own = self.classes == number
-            columns |= {f"{name} tokens": ones * own, f"{name} nats": self.nats * own}
+        columns = {}
+        for name, own in {"": True, **{f"{name} ": self.classes == n for n, name in enumerate(CLASSES)}}.items():
+            columns |= {f"{name}tokens": own * np.ones(len(self.nats)), f"{name}bytes": own * self.lengths}
+            columns |= {f"{name}nats": own * self.nats}
         return {name: sums_by(self.stories, values, count) for name, values in columns.items()}
 
-    def _without(self, number: int, count: int) -> dict[str, Any]:
-        """The loss of the targets outside a class: for comparing with models that write the separator otherwise."""
-        own = self.classes != number
-        if not own.any():
-            return {"nats_per_token": None, "bits_per_byte": None}
-        nats = sums_by(self.stories[own], self.nats[own], count)
-        tokens = sums_by(self.stories[own], np.ones(int(own.sum())), count)
-        sizes = sums_by(self.stories[own], self.lengths[own], count)
-        there = tokens > 0
-        return {
-            "nats_per_token": _figure(nats[there], tokens[there]),
-            "bits_per_byte": _figure(nats[there] / math.log(2), sizes[there]),
-        }
 
-    def _of_class(self, number: int, count: int) -> dict[str, Any]:
-        own = self.classes == number
-        if not own.any():
-            return {"tokens": 0, "nats_per_token": None, "share_of_tokens": 0.0, "share_of_loss": 0.0}
-        nats = sums_by(self.stories[own], self.nats[own], count)
-        tokens = sums_by(self.stories[own], np.ones(int(own.sum())), count)
-        return {
-            "tokens": int(own.sum()),
-            "nats_per_token": _figure(nats[tokens > 0], tokens[tokens > 0]),
-            "share_of_tokens": float(own.mean()),
-            "share_of_loss": float(self.nats[own].sum() / self.nats.sum()),
-        }
+def _losses(nats: np.ndarray, tokens: np.ndarray, sizes: np.ndarray) -> dict[str, Any]:
+    return {"nats_per_token": _figure(nats, tokens), "bits_per_byte": _figure(nats / math.log(2), sizes)}
 
 
-def _figure(numerators: np.ndarray, denominators: np.ndarray) -> dict[str, float | None]:
-    value, error = ratio_with_error(numerators, denominators)
+def _figure(numerators: np.ndarray, denominators: np.ndarray) -> dict[str, float | None] | None:
+    """The ratio with its standard error over the stories that have anything to count; None if none has."""
+    there = denominators > 0
+    if not there.any():
+        return None
+    value, error = ratio_with_error(numerators[there], denominators[there])
     return {"value": value, "error": None if math.isnan(error) else error}
 
 

@@ -103,6 +103,7 @@ class TrainConfig(Config):
     """How a model is trained. Learning rates are per step; `lr` is the peak for both optimizers.
 
     Attributes:
+        seed: of the first weights, of the order in which windows are read, and of dropout.
         optimizer: "muon" (Muon for the blocks' matrices, AdamW for the rest) or "adamw".
         lr: peak learning rate.
         warmup_steps: steps over which the learning rate rises linearly from 0 to `lr`.
@@ -115,6 +116,8 @@ class TrainConfig(Config):
         batch_size: windows per step.
         micro_batch_size: windows per forward and backward pass; gradients are added up. On a CPU each core works on a
             micro-batch of its own; on a GPU larger ones are faster.
+        log_every: steps between two lines of the log.
+        eval_every: steps between two evaluations.
         eval_tokens: how much of the "choose" half of the validation text each evaluation reads.
         save_every: steps between two checkpoints.
         keep: how many checkpoints stay: the newest, and those before it to fall back to.

@@ -12,7 +12,7 @@ import torch
 from nlm_core.decode import decoder_for
 from nlm_core.errors import UserError
 from nlm_core.model import NLM, evaluating
-from nlm_core.sampling import Sampling, choose, penalise, words_of
+from nlm_core.sampling import Sampling, choose, penalise, word_tokens
 from nlm_core.tokenizer import Tokenizer
 
 BATCH_SIZE = 64  # texts at a time; the cache of one takes 12 MB in the book's model
@@ -131,7 +131,7 @@ def _write_batch(
         decoder = decoder_for(model, longest)
         logits = decoder.begin([text.ids for text in texts])  # (B, V)
         if penalty:
-            words = words_of(tok).to(logits.device)
+            words = word_tokens(tok).to(logits.device)
             seen = torch.zeros_like(logits, dtype=torch.bool)
             for row, text in enumerate(texts):
                 seen[row, text.ids] = words[text.ids]

@@ -49,7 +49,11 @@ class Heads:
         return float(rises[:count].sum() / rises.sum())
 
     def later_matters_more(self, draws: int = 9_999, seed: int = 0) -> tuple[float, float]:
-        """Spearman's correlation of layer and rise, and its two-sided p-value from permuting heads."""
+        """Spearman's correlation of layer and rise, and its two-sided p-value from permuting heads.
+
+        Raises:
+            UserError: there is one layer, or all rises are equal.
+        """
         L, H = self.deltas.shape
         if L < 2:
             raise UserError("a model of one layer has no later layers")

@@ -102,9 +102,9 @@ def mantel(similarity: Float[np.ndarray, "T T"], draws: int = 999, seed: int = 0
         ranks.append(square + square.T)  # each pair twice, the diagonal zero
     distance, likeness = ranks
 
-    def shuffled(random: np.random.Generator) -> float:
+    def permuted(random: np.random.Generator) -> float:
         order = random.permutation(T)
         return float(np.vdot(distance, likeness[np.ix_(order, order)])) / 2
 
     observed = float(np.vdot(distance, likeness)) / 2
-    return observed, permutation_p(observed, shuffled, draws=draws, seed=seed, tail="less")
+    return observed, permutation_p(observed, permuted, draws=draws, seed=seed, tail="less")

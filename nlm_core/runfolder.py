@@ -42,6 +42,7 @@ class RunFolder:
         self.config_file, self.log_file = self.path / "config.json", self.path / "log.csv"
 
     def started(self) -> bool:
+        """Whether a run has begun here."""
         return self.config_file.exists()
 
     def unused(self) -> bool:
@@ -116,6 +117,7 @@ class RunFolder:
         }
 
     def step_folder(self, step: int) -> Path:
+        """Where the checkpoint of a step lies, if it was kept."""
         return self.path / STEPS / f"step-{step:08d}"
 
     def newest(self, settings: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any] | None:

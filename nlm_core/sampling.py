@@ -68,7 +68,7 @@ def _gumbel(bits: np.ndarray) -> np.ndarray:
     return -np.log(-np.log(uniform))
 
 
-def words_of(tokenizer: Tokenizer) -> Bool[Tensor, " V"]:
+def word_tokens(tokenizer: Tokenizer) -> Bool[Tensor, " V"]:
     """Which tokens hold a letter or a digit (a piece of a longer character counts as one)."""
     letters = [
         any(match.lastgroup == "word" for match in PIECE.finditer(token.decode("utf-8", errors="replace")))

@@ -1,4 +1,4 @@
-"""What the command line shows of a loss and of a checkpoint."""
+"""What the command line shows: a loss, generated texts, heads, a checkpoint."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from nlm_core.matrix import Matrix
 
 
 def plus_minus(figure: dict[str, float | None] | None, digits: int) -> str:
+    """A figure of `Score.summary` with its standard error, if it has one; "-" for none."""
     if figure is None:
         return "-"
     if figure["error"] is None:

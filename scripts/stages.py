@@ -20,7 +20,6 @@ import torch
 
 from nlm_core import NLM, UserError, load_checkpoint
 from nlm_core.ablate import ablate, single_heads
-from nlm_core.checkpoint import STEPS
 from nlm_core.config import TrainConfig
 from nlm_core.data import Corpus
 from nlm_core.embeddings import OTHERS, ids_of, words_by_group
@@ -28,6 +27,7 @@ from nlm_core.errors import one_line_errors
 from nlm_core.evaluate import evaluate_generation
 from nlm_core.files import project_root, read_json, sha256_of, shown, write_json, written_whole
 from nlm_core.records import write_record
+from nlm_core.runfolder import RunFolder
 from nlm_core.score import score
 from nlm_core.source import beginning_of, text_to_score, words_and_copies
 from nlm_core.stages import ARRAYS
@@ -86,7 +86,7 @@ def model_at(run: Path, step: int, checkpoint: dict[str, Any]) -> NLM:
     if step == 0:
         torch.manual_seed(TrainConfig.from_dict(read_json(run / "config.json")["train"]).seed)  # as a run begins
         return NLM(checkpoint["config"]).eval()
-    folder = run / STEPS / f"step-{step:08d}"
+    folder = RunFolder(run).step_folder(step)
     if not folder.is_dir():
         raise UserError(f"{shown(run)} has kept no checkpoint of step {step:,}")
     return NLM.from_checkpoint(folder)

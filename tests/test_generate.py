@@ -12,7 +12,7 @@ from nlm_core.config import ModelConfig
 from nlm_core.errors import UserError
 from nlm_core.generate import BATCH_SIZE, Text, begin, generate, write
 from nlm_core.model import NLM
-from nlm_core.sampling import Sampling, choose, gumbel_noise, narrowed, penalise, words_of
+from nlm_core.sampling import Sampling, choose, gumbel_noise, narrowed, penalise, word_tokens
 
 
 @pytest.fixture(params=[torch.float64, torch.float32], ids=["pytorch", "kernel"])
@@ -34,7 +34,7 @@ def one_by_one(model, tokenizer, prompt, count, seed, **settings) -> str:
     sampling = Sampling(**settings)
     ids = tokenizer.encode(prompt)
     start = len(ids)
-    words = words_of(tokenizer)
+    words = word_tokens(tokenizer)
     for _ in range(count):
         with torch.no_grad():
             logits = model(torch.tensor([ids]))[:, -1]
@@ -134,7 +134,7 @@ def test_top_k_and_top_p_keep_the_right_tokens():
 def test_repetition_penalty_follows_ctrl_and_spares_spaces_and_punctuation(tokenizer):
     logits = torch.tensor([[2.0, -2.0, 1.0]])
     assert penalise(logits, torch.tensor([[True, True, False]]), 2.0).tolist() == [[1.0, -4.0, 1.0]]
-    words = words_of(tokenizer)
+    words = word_tokens(tokenizer)
     for text, expected in ((" ", False), ("\n", False), (".", False), ("a", True), ("7", True)):
         assert bool(words[tokenizer.encode(text)[0]]) is expected
 

@@ -80,7 +80,7 @@ def heads_table(heads: Heads, summary: dict[str, Any], top: int = 10) -> str:
     lines += [*_aligned(rows), ""]
     counts = heads.counts()
     lines.append(f"{counts['above']} of {L * H} heads help, {counts['below']} harm, {counts['unclear']} can't be told")
-    if top < L * H and heads.deltas.max() > 0:
+    if top < L * H and heads.deltas.sum() > 0:  # else it is no share of anything
         lines.append(f"the first {top} hold {heads.share_of_top(top):.0%} of the sum of all rises")
     return "\n".join(lines)
 

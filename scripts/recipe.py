@@ -12,7 +12,6 @@ All choices are made on the choosing half of the validation text.
 
 import argparse
 import csv
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,10 +98,11 @@ def make_parts(corpus: str, _: list[str]) -> None:
         name = part_name(corpus, part)
         if (corpus_folder(name) / "prepared").exists():
             continue
-        shutil.rmtree(corpus_folder(name), ignore_errors=True)  # of an interrupted call
+        if corpus_folder(name).exists():
+            raise UserError(f"{shown(corpus_folder(name))} is there but not prepared; move it away first")
         with tempfile.TemporaryDirectory() as folder:
             text = Path(folder) / "train.txt"
-            text.write_text("".join(stories[: len(stories) // part]), encoding="utf-8")
+            text.write_text("".join(stories[: len(stories) // part]).rstrip(), encoding="utf-8")
             add([text], "train", name)
         add(text_files(corpus, "valid"), "valid", name)
         prepare(name, tokenizer)

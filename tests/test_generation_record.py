@@ -11,12 +11,14 @@ from nlm_core.records import read_record
 from nlm_core.source import text_to_score, words_and_copies
 
 
-def test_texts_are_counted_beside_the_stories(script, corpus, own_root, tokenizer):
+def test_texts_are_counted_beside_the_stories(script, corpus, own_root, tokenizer, monkeypatch):
     model = NLM(ModelConfig(vocab_size=512, context_length=64, d_model=16, n_layers=1, n_heads=2)).eval()
     save_checkpoint(own_root / "checkpoints" / "nlm", model, tokenizer, step=0, dtype="float32")
     module = script("generation", SEEDS=range(2), LENGTH=10)
     openings = module["openings"]
-    openings.__globals__.update(COUNT=3, WORDS=2, LENGTH=10)
+    # A module that a script imports outlives the test.
+    for name, value in {"COUNT": 3, "WORDS": 2, "LENGTH": 10}.items():
+        monkeypatch.setitem(openings.__globals__, name, value)
     module["main"](["stories"])
     found = from_units(read_record("generation-tinystories").units)
     assert found.settings == [*SETTINGS, "reference"]
@@ -34,6 +36,6 @@ def test_texts_are_counted_beside_the_stories(script, corpus, own_root, tokenize
     record = read_record("generation-tinystories").results
     assert record["data"]["report"]["sha256"] == corpus.manifest["maps"]["report"]["sha256"]
 
-    openings.__globals__.update(LENGTH=10_000)
+    monkeypatch.setitem(openings.__globals__, "LENGTH", 10_000)
     with pytest.raises(UserError, match="no story of 'stories' has 10 tokens after its first words"):
         module["main"](["stories"])

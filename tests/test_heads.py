@@ -88,3 +88,11 @@ def test_the_table_says_it_all(losses):
     assert f"{heads.deltas[0, 0]:+.4f}" in table
     assert "1 of 4 heads help, 1 harm, 2 can't be told" in table
     assert "the first 2 hold" in table
+
+
+def test_no_share_is_shown_of_a_sum_below_0():
+    measured = {"text": "a text", "stories": 3, "tokens": 30, "mode": "zero"}
+    for last, shown in ((-1.0, True), (-9.0, False)):
+        deltas = np.array([[3.0, 1.0], [2.0, last]])
+        table = heads_table(Heads(1.0, deltas, deltas, deltas, np.ones((2, 2))), measured, top=1)
+        assert ("the first 1 hold" in table) == shown

@@ -65,3 +65,12 @@ def test_the_search_from_text_to_table(recipe, corpus, own_root, capsys):
     recipe(["search", "stories"])  # all is done
     assert json.loads((folder / "base" / "config.json").read_text())["resumed"] == []
     capsys.readouterr()
+
+
+def test_text_of_a_readers_own_is_not_replaced_by_a_part(recipe, corpus, own_root):
+    mine = own_root / "data" / "stories-1-8" / "train" / "mine.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("My own story.")
+    with pytest.raises(UserError, match="stories-1-8 is there but not prepared; move it away first"):
+        recipe(["parts", "stories"])
+    assert mine.read_text() == "My own story."

@@ -56,7 +56,8 @@ def evaluate(
 ) -> None:
     """Write texts under several settings, and count repetition, variety, endings, names and made-up words.
 
-    Without options these are the forty texts of the posts: ten prompts at four temperatures.
+    Without options these are the forty texts of the posts: ten prompts at four temperatures. Of P prompts, counted from
+    0, the text of prompt p and seed s is what `nlm generate --seed` writes with s x P + p.
     """
     if max_new_tokens < 1:
         raise UserError(f"--max-new-tokens must be 1 or more, not {max_new_tokens}")

@@ -25,7 +25,7 @@ class Matrix:
     Attributes:
         settings: N names.
         prompts: P of them.
-        seeds: S of them.
+        seeds: S of them; `evaluate.text_seed` says what each means for a prompt.
         texts: what was written after each prompt, as [setting][prompt][seed].
         metrics: by name, (N, P, S); nan where a text had nothing to count.
     """

@@ -153,7 +153,8 @@ def ablate(
         progress: show a bar while standard error is a terminal.
 
     Raises:
-        UserError: the text, the mode or a head doesn't fit, or resample mode lacks the stories or a donor.
+        UserError: the text, the mode or a head doesn't fit, mean mode has a single window, or resample mode lacks the
+            stories or a donor.
     """
     config, device = model.config, model.token_emb.device
     require_scorable(ids, config.vocab_size)
@@ -163,6 +164,11 @@ def ablate(
         raise UserError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
     if mode == "resample" and stories is None:
         raise UserError("resample mode must know the story of each token: give `stories`, as `tokens_of` returns them")
+    if mode == "mean" and (len(ids) - 1) // config.context_length < 2:
+        raise UserError(
+            f"mean mode needs two full windows of {config.context_length} tokens: the mean over one is the head's own "
+            "output; give more text, or choose another mode"
+        )
     if batch_size < 1:
         raise UserError(f"batch_size must be 1 or more windows, not {batch_size}")
     for name, array in (("stories", stories), ("groups", groups)):
@@ -289,8 +295,7 @@ def _replacement(
     for tokens, part in zip(batches, bar, strict=True):
         sums[:, : part.shape[1]] += part
         windows[: part.shape[1]] += len(tokens)
-    # A text shorter than one window has no z at its last positions, and needs none.
-    means = (sums / windows.clamp(min=1)).to(model.token_emb)[:, None].unbind()
+    means = (sums / windows).to(model.token_emb)[:, None].unbind()
     return lambda number: means
 
 

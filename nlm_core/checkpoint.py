@@ -8,8 +8,6 @@
 The last hash names the checkpoint: it changes with any bit of the weights, the tokenizer or the configuration.
 """
 
-import hashlib
-import json
 import os
 import re
 from collections.abc import Callable
@@ -23,18 +21,13 @@ import torch
 
 from nlm_core.config import ModelConfig
 from nlm_core.errors import UserError
-from nlm_core.files import folder_written_whole, project_root, read_json, sha256_of, shown, write_json
+from nlm_core.files import digest_of, folder_written_whole, project_root, read_json, sha256_of, shown, write_json
 from nlm_core.model import NLM
 from nlm_core.tokenizer import Tokenizer
 
 FORMAT = "nlm-checkpoint-1"
 WEIGHTS, OPTIMIZER, TOKENIZER, CONFIG = "model.safetensors", "optimizer.safetensors", "tokenizer.json", "config.json"
 STEPS = "checkpoints"  # the folder of a run that holds step-00000250, step-00000500, ...
-
-
-def _digest(content: dict[str, Any]) -> str:
-    canonical = json.dumps({key: value for key, value in content.items() if key != "sha256"}, sort_keys=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def save_checkpoint(
@@ -96,7 +89,7 @@ def save_checkpoint(
             "training": training or {},
             "files": {file.name: sha256_of(file) for file in sorted(folder.iterdir())},
         }
-        write_json(folder / CONFIG, {**content, "sha256": _digest(content)})
+        write_json(folder / CONFIG, {**content, "sha256": digest_of(content)})
     return path
 
 
@@ -121,7 +114,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 def _read_verified(folder: Path) -> dict[str, Any]:
     """Read config.json and check every hash in it."""
     content = _read_config(folder)
-    if content.get("sha256") != _digest(content):
+    if content.get("sha256") != digest_of(content):
         raise UserError(f"{shown(folder / CONFIG)} is damaged or was edited: its hash differs")
     files = content.get("files")
     if not isinstance(files, dict) or not {WEIGHTS, TOKENIZER} <= files.keys():

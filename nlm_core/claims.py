@@ -47,8 +47,15 @@ def judge(holds: bool | np.bool_, partly: bool | np.bool_ = False) -> str:
 
 
 def judge_interval(rule: Callable[[float], str], interval: tuple[float, float]) -> str:
-    """The verdict of a rule about one figure: what it says of both ends of the interval, else "can't tell"."""
-    low, high = (rule(float(end)) for end in interval)
+    """The verdict of a rule about one figure: what it says of both ends of the interval, else "can't tell".
+
+    The rule must be monotone, better in one direction all along. One about a band, met only in the middle of a wide
+    interval, would fail at both ends.
+
+    Raises:
+        UserError: an end is not finite.
+    """
+    low, high = (rule(end) for end in _finite(interval))
     return low if low == high else "can't tell"
 
 
@@ -57,14 +64,26 @@ def judge_differences(intervals: Iterable[tuple[float, float]]) -> str:
 
     "holds" where all intervals lie above 0; "partly" where some do and none lies below; "does not hold here" where some
     lie below and none above; else "can't tell".
+
+    Raises:
+        UserError: there is no interval, or an end is not finite.
     """
-    ends = [(float(low), float(high)) for low, high in intervals]
+    ends = [_finite(interval) for interval in intervals]
+    if not ends:
+        raise UserError("there is no difference to judge")
     above, below = [low > 0 for low, _ in ends], [high < 0 for _, high in ends]
     if all(above):
         return "holds"
     if any(above) != any(below):
         return "partly" if any(above) else "does not hold here"
     return "can't tell"
+
+
+def _finite(interval: tuple[float, float]) -> tuple[float, float]:
+    low, high = map(float, interval)
+    if not np.isfinite([low, high]).all():
+        raise UserError(f"an interval from {low} to {high} says nothing: look for nan or infinity")
+    return low, high
 
 
 def claim(

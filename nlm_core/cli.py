@@ -14,7 +14,7 @@ from nlm_core import cli_experiments, native
 from nlm_core.checkpoint import TOKENIZER, default_checkpoint, load_checkpoint
 from nlm_core.cli_experiments import Checkpoint, note
 from nlm_core.config import Budget, parse_overrides
-from nlm_core.data import add, prepare, the_corpus
+from nlm_core.data import add, prepare, the_corpus, tokenizer_of
 from nlm_core.distributed import joined
 from nlm_core.errors import UserError, one_line_errors
 from nlm_core.files import shown
@@ -82,14 +82,19 @@ def data_download(
 @data_app.command("prepare")
 def data_prepare(
     name: Annotated[str | None, typer.Option(help="The corpus; not needed when there is only one.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json; the shipped one if left out.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="tokenizer.json. [default: the one it was prepared with, else the shipped one]")
+    ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Also when it was prepared with another one.")] = False,
 ) -> None:
     """Encode a corpus into memory maps of token ids."""
     name = the_corpus(name)
-    manifest = prepare(name, Tokenizer.load(tokenizer or default_checkpoint() / TOKENIZER), replace, progress=True)
+    tokenizer = tokenizer or tokenizer_of(name) or default_checkpoint() / TOKENIZER
+    manifest = prepare(name, Tokenizer.load(tokenizer), replace, progress=True)
     for part, entry in manifest["maps"].items():
         typer.echo(f"{part:>7}: {entry['stories']:,} stories, {entry['bytes']:,} bytes, {entry['tokens']:,} tokens")
+    if manifest["maps"]["train"]["stories"] == 1:
+        note("the training text is one story; if it holds several, put a line <|endoftext|> after each")
     empty = [part for part in ("choose", "report") if not manifest["maps"][part]["tokens"]]
     if manifest["files"]["valid"] and empty:
         note(f"no validation story fell into the half {empty[0]!r}; add more, each with <|endoftext|> after it")
@@ -174,6 +179,7 @@ def loss(
 
     Prints nats per token, perplexity and bits per byte, by class of token, with standard errors by story.
     """
+    _require_folder(checkpoint, "a text to measure goes after --data")
     loaded = load_checkpoint(checkpoint, note)
     source = text_to_score(data, half, loaded["tokenizer"])
     model = NLM.from_params(loaded["config"], loaded["params"])
@@ -185,7 +191,9 @@ def loss(
 @app.command()
 def generate(
     checkpoint: Checkpoint = None,
-    prompt: Annotated[str, typer.Option(help="How the story begins.")] = "Once upon a time",
+    prompt: Annotated[str, typer.Option(help="How the story begins; - reads it from standard input.")] = (
+        "Once upon a time"
+    ),
     n: Annotated[int, typer.Option("-n", help="How many stories; story k uses seed SEED + k.")] = 1,
     seed: Annotated[int, typer.Option(help="The same seed writes the same story.")] = 0,
     max_new_tokens: Annotated[int, typer.Option(help="The most tokens to write; every second one is a space.")] = 200,
@@ -196,13 +204,12 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End before this string; repeatable.")] = None,
 ) -> None:
     """Write stories and print them as they are written."""
-    if checkpoint is not None and not checkpoint.is_dir():
-        raise UserError(
-            f"{shown(checkpoint)} is not a folder with a checkpoint; how a story begins goes after --prompt"
-        )
+    _require_folder(checkpoint, "how a story begins goes after --prompt")
     if not 1 <= n <= 10_000:
         raise UserError(f"-n must be 1 to 10,000, not {n}")
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
+    if prompt == "-":
+        prompt = _standard_input()
     _mention_missing_kernels(note)
     loaded = load_checkpoint(checkpoint, note)
     model = NLM.from_params(loaded["config"], loaded["params"])
@@ -240,6 +247,19 @@ def main() -> None:
     """Run the command; every foreseen error is one line."""
     with one_line_errors():
         app(prog_name="nlm")
+
+
+def _require_folder(checkpoint: Path | None, otherwise: str) -> None:
+    if checkpoint is not None and not checkpoint.is_dir():
+        raise UserError(f"{shown(checkpoint)} is not a folder with a checkpoint; {otherwise}")
+
+
+def _standard_input() -> str:
+    """What was typed or piped in, without the line break at its end."""
+    try:
+        return "" if sys.stdin is None else sys.stdin.buffer.read().decode().removesuffix("\n")
+    except UnicodeDecodeError:
+        raise UserError("standard input is not UTF-8 text") from None
 
 
 def _mention_missing_kernels(say: Callable[[str], None]) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,7 +67,11 @@ def evaluate(
     settings = settings_named(setting or POSTS)
     beginnings = list(PROMPTS) if prompts is None else read_prompts(prompts)
     loaded = load_checkpoint(checkpoint, note)
-    known, copies = words_and_copies(data) if data else (words_beside(loaded["path"]), None)
+    known, copies = words_and_copies(data) if data is not None else (words_beside(loaded["path"]), None)
+    if known is None:
+        note("made-up words and carry-over are left out: --data CORPUS says which text the model was trained on")
+    cut = _cut_by_context(loaded, beginnings, max_new_tokens)
+    _make(out)
     found = evaluate_generation(
         NLM.from_params(loaded["config"], loaded["params"]),
         loaded["tokenizer"],
@@ -82,12 +87,14 @@ def evaluate(
         "checkpoint": loaded["sha256"],
         "settings": {name: dataclasses.asdict(sampling) for name, sampling in settings.items()},
         "prompts": beginnings,
+        "prompts_cut_by_context": cut,
         "seeds": list(range(seeds)),
         "max_new_tokens": max_new_tokens,
         "metrics": found.summary(),
     }
+    typer.echo(json.dumps(summary, indent=2) if as_json else generation_table(found))
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+        _require_usable(out)  # another command may have been quicker
         write_matrix(out / TEXTS, found)
         options = {"--prompts": prompts and shown(prompts), "--seeds": seeds, "--setting": list(settings)}
         options |= {"--max-new-tokens": max_new_tokens, "--data": data, "--out": shown(out)}
@@ -98,8 +105,7 @@ def evaluate(
             units=to_units(found),
             **summary,
         )
-    typer.echo(json.dumps(summary, indent=2) if as_json else generation_table(found))
-    _say_where(out)
+        note(f"written to {shown(out)}")
 
 
 def ablate_command(
@@ -116,13 +122,16 @@ def ablate_command(
 ) -> None:
     """Measure what each attention head is worth: how much the loss rises without it, with confidence intervals."""
     _require_usable(out)
+    _require_seed(seed)
     loaded = load_checkpoint(checkpoint, note)
     source = text_to_score(data, half, loaded["tokenizer"])
     text = beginning_of(source, loaded["tokenizer"], tokens)
     if text.stories[-1] == 0:
-        raise UserError(f"{source.name} has one story; intervals need two or more, with <|endoftext|> after each")
+        takes = f"--tokens {tokens} takes one story of" if 0 < tokens <= len(text.ids) else "there is one story in"
+        raise UserError(f"{takes} {source.name}; intervals need two or more, with <|endoftext|> after each")
     model = NLM.from_params(loaded["config"], loaded["params"])
     config = model.config
+    _make(out)
     losses = ablate(model, text.ids, single_heads(config), mode, text.stories, seed=seed, progress=True)
     heads = judge_heads(losses, config.n_heads)
     summary: dict[str, Any] = {
@@ -133,7 +142,9 @@ def ablate_command(
         "tokens": len(text.ids) - 1,
         **{name: np.round(value, 6).tolist() for name, value in dataclasses.asdict(heads).items()},
     }
+    typer.echo(json.dumps(summary, indent=2) if as_json else heads_table(heads, summary))
     if out is not None:
+        _require_usable(out)
         names = [f"L{layer}H{head}" for layer in range(config.n_layers) for head in range(config.n_heads)]
         units = {"tokens": losses.targets, "clean": losses.clean}
         units |= {name: losses.deltas[:, number] for number, name in enumerate(names)}
@@ -149,8 +160,7 @@ def ablate_command(
             units=units,
             **summary,
         )
-    typer.echo(json.dumps(summary, indent=2) if as_json else heads_table(heads, summary))
-    _say_where(out)
+        note(f"written to {shown(out)}")
 
 
 reading_app = typer.Typer(help="Let people judge stories without knowing how they were written.", no_args_is_help=True)
@@ -171,11 +181,15 @@ def reading_sheet(
 ) -> None:
     """Write stories in random order into a table that hides their settings, with columns for a reader's answers."""
     _require_usable(out)
+    _require_seed(seed)
+    beginnings = list(PROMPTS) if prompts is None else read_prompts(prompts)
     loaded = load_checkpoint(checkpoint, note)
+    _cut_by_context(loaded, beginnings, max_new_tokens)
+    _make(out)
     found = evaluate_generation(
         NLM.from_params(loaded["config"], loaded["params"]),
         loaded["tokenizer"],
-        list(PROMPTS) if prompts is None else read_prompts(prompts),
+        beginnings,
         settings_named(setting or ("0.8", "1.2")),
         _seeds(seeds),
         max_new_tokens,
@@ -215,6 +229,23 @@ def _seeds(count: int) -> range:
     return range(count)
 
 
+def _require_seed(seed: int) -> None:
+    if not 0 <= seed < 2**63:
+        raise UserError(f"--seed must be from 0 to 2^63 - 1, not {seed}")
+
+
+def _cut_by_context(loaded: dict[str, Any], prompts: Sequence[str], max_new_tokens: int) -> int:
+    """How many prompts leave too little room for their texts in the model's context; says so if any do."""
+    T = loaded["config"].context_length
+    cut = sum(len(loaded["tokenizer"].encode(prompt)) + max_new_tokens > T for prompt in prompts)
+    if cut:
+        note(
+            f"after {cut} of {len(prompts)} prompts there is no room for {max_new_tokens} tokens: this model reads {T} "
+            "at most, so these texts end sooner"
+        )
+    return cut
+
+
 def command_of(name: str, checkpoint: Path | None, options: dict[str, Any]) -> list[str]:
     """The words that make a record again; options without a value are left out."""
     words = ["nlm", name, *([shown(checkpoint)] if checkpoint else [])]
@@ -225,14 +256,21 @@ def command_of(name: str, checkpoint: Path | None, options: dict[str, Any]) -> l
 
 
 def _require_usable(out: Path | None) -> None:
-    """Results of minutes are not written over others, and not computed only to find that they can't be written."""
-    if out is not None and out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    """Results of minutes are not written over others."""
+    if out is None:
+        return
+    try:
+        str(out).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"the name {str(out)!r} is not UTF-8; give another --out") from None
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"{shown(out)} is there already; move it away, or give another --out")
 
 
-def _say_where(out: Path | None) -> None:
+def _make(out: Path | None) -> None:
+    """Make the folder before the work: minutes of it must not end at a name that can't be used."""
     if out is not None:
-        note(f"written to {shown(out)}")
+        out.mkdir(parents=True, exist_ok=True)
 
 
 def note(message: str) -> None:

@@ -169,6 +169,12 @@ def _prepared_with(folder: Path) -> str | None:
         return None
 
 
+def tokenizer_of(name: str) -> Path | None:
+    """The tokenizer.json with which a corpus was prepared, if it was."""
+    path = corpus_folder(name) / "prepared" / "tokenizer.json"
+    return path if path.exists() else None
+
+
 def prepare(name: str, tokenizer: Tokenizer, replace: bool = False, progress: bool = False) -> dict[str, Any]:
     """Encode a corpus' text into memory maps and return the manifest.
 
@@ -189,7 +195,7 @@ def prepare(name: str, tokenizer: Tokenizer, replace: bool = False, progress: bo
         if before is not None and before != tokenizer.sha256:
             raise UserError(
                 f"corpus {name!r} was prepared with another tokenizer ({before[:12]}, not {tokenizer.sha256[:12]}); "
-                f"use {shown(target / 'tokenizer.json')}, or --replace to encode everything anew"
+                f"give --tokenizer {shown(target / 'tokenizer.json')}, or --replace to encode everything anew"
             )
     every_file = [file for files in sources.values() for file in files]
     require_space(folder, 2 * sum(file.stat().st_size for file in every_file))

@@ -71,8 +71,8 @@ def read_prompts(path: Path) -> list[str]:
     Raises:
         UserError: the file is not there, is not UTF-8, or has no line.
     """
-    lines = "".join(blocks(readable_file(path))).splitlines()
-    prompts = list(dict.fromkeys(line for line in lines if line.strip()))
+    lines = "".join(blocks(readable_file(path))).removeprefix("\ufeff").split("\n")
+    prompts = list(dict.fromkeys(line for line in (line.removesuffix("\r") for line in lines) if line.strip()))
     if not prompts:
         raise UserError(f"{shown(path)} has no prompts: put one in each line")
     return prompts
@@ -113,6 +113,7 @@ def evaluate_generation(
     settings = settings_named(POSTS) if settings is None else settings
     if not prompts or not settings or not seeds:
         raise UserError("an evaluation needs at least one prompt, one setting and one seed")
+    begin(model, tokenizer, prompts)  # so that a prompt that is too long is refused before any text is written
     count = len(prompts)
     pairs = [(prompt, text_seed(seed, number, count)) for number, prompt in enumerate(prompts) for seed in seeds]
     texts, counted = [], []

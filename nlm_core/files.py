@@ -110,6 +110,12 @@ def written_whole(path: str | Path, mode: str = "wb") -> Iterator[IO[Any]]:
         temporary.unlink(missing_ok=True)
 
 
+def digest_of(content: dict[str, Any]) -> str:
+    """The sha256 of a JSON object, however it is laid out; what it says under "sha256" itself does not count."""
+    canonical = json.dumps({key: value for key, value in content.items() if key != "sha256"}, sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
 def write_json(path: str | Path, value: Any) -> None:
     with written_whole(path, "w") as file:
         json.dump(value, file, indent=2, ensure_ascii=False)

@@ -141,7 +141,9 @@ def read_matrix(path: Path) -> Matrix:
     packed = readable_file(path).read_bytes()
     try:
         rows = [json.loads(line) for line in gzip.decompress(packed).splitlines()]
-        settings, prompts, seeds = (list(dict.fromkeys(row.pop(key) for row in rows)) for key in KEYS)
+        settings, prompts, seeds = (list(dict.fromkeys(row[key] for row in rows)) for key in KEYS)
+        if [tuple(row.pop(key) for key in KEYS) for row in rows] != list(itertools.product(settings, prompts, seeds)):
+            raise ValueError("not in order")
         texts = np.array([row.pop("text") for row in rows], dtype=object)
         shape = (len(settings), len(prompts), len(seeds))
         metrics = {
@@ -149,7 +151,7 @@ def read_matrix(path: Path) -> Matrix:
             for name in rows[0]
         }
         return Matrix(settings, prompts, seeds, texts.reshape(shape).tolist(), metrics)
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, IndexError):
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, IndexError, TypeError, AttributeError):
         raise UserError(f"{shown(path)} is damaged: it is not a whole table of generated texts") from None
 
 

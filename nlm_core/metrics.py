@@ -12,13 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from nlm_core.files import readable_file, written_whole
+from nlm_core.errors import UserError
+from nlm_core.files import readable_file, shown, written_whole
 from nlm_core.text import SEPARATOR
 
 WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 SENTENCE_END = re.compile(r"[.!?][\"'”’)]*\s*$")
 SENTENCE_START = re.compile(r"(?:^|[.!?:][\"'”’)]*|\n|[\"“‘(])\s*$")
 NGRAMS = (2, 3, 4, 5)
+BETWEEN = -2  # the id of what stands between two texts: no word, so that no run reaches across
 WORDS = "words.txt"  # beside a checkpoint: the words of its training text, the most frequent first
 # Words that say little about what a story is about, because any story has them.
 FUNCTION_WORDS = frozenset(
@@ -44,9 +46,23 @@ def words_of(text: str) -> list[str]:
     return [word.lower().replace("’", "'") for word in WORD.findall(text.replace(SEPARATOR, "\n"))]
 
 
-def read_words(path: Path) -> frozenset[str]:
-    """Read what `write_words` wrote: all words of a training text; any other word counts as made up."""
-    return frozenset(readable_file(path).read_text(encoding="utf-8").split())
+def read_words(path: Path) -> dict[str, int]:
+    """Read what `write_words` wrote: each word of a training text with its rank, from 1 for the most frequent.
+
+    Raises:
+        UserError: the file is not there, or not whole: words that are missing would count as made up.
+    """
+    try:
+        *words, end = readable_file(path).read_text(encoding="utf-8").splitlines()
+    except (UnicodeDecodeError, ValueError):
+        words, end = [], ""
+    if end != _end(words):
+        raise UserError(f"{shown(path)} is damaged: it is not a whole list of words")
+    return {word: rank for rank, word in enumerate(words, 1)}
+
+
+def _end(words: Sequence[str]) -> str:
+    return f"# {len(words):,} words"
 
 
 def by_frequency(texts: Iterable[str]) -> list[str]:
@@ -56,9 +72,9 @@ def by_frequency(texts: Iterable[str]) -> list[str]:
 
 
 def write_words(path: Path, words: Sequence[str]) -> None:
-    """Write words, the most frequent first, one in a line."""
+    """Write words, the most frequent first, one in a line; the last line says how many, to tell a file cut short."""
     with written_whole(path) as file:
-        file.write("".join(f"{word}\n" for word in words).encode())
+        file.write("".join(f"{word}\n" for word in [*words, _end(words)]).encode())
 
 
 def ngrams(words: Sequence[str], n: int) -> list[tuple[str, ...]]:
@@ -161,7 +177,10 @@ class Copies:
 
     def __init__(self, texts: Iterable[str], longest: int = 60):
         vocabulary: dict[str, int] = {}
-        ids = [vocabulary.setdefault(word, len(vocabulary)) for text in texts for word in words_of(text)]
+        ids = []
+        for text in texts:
+            ids += [vocabulary.setdefault(word, len(vocabulary)) for word in words_of(text)]
+            ids.append(BETWEEN)
         self._vocabulary, self._ids, self.longest = vocabulary, np.array(ids, dtype=np.int64), longest
         self._hashes: dict[int, np.ndarray] = {}
 

@@ -6,6 +6,7 @@ Shapes: T positions, C = d_model.
 import numpy as np
 from jaxtyping import Float, Int
 
+from nlm_core.errors import UserError
 from nlm_core.stats import bootstrap, permutation_p, unit_ranks
 
 
@@ -66,8 +67,13 @@ def far_interval(
         far: the least distance that counts.
         blocks: into how many the places are cut.
         draws, seed: of the bootstrap.
+
+    Raises:
+        UserError: there are fewer than 2 * `far` places: in a resample no two of them may be so far apart.
     """
     T = len(similarity)
+    if 2 * far > T:
+        raise UserError(f"{T} places are too few for an interval over those that are {far} apart: {2 * far} are needed")
     of_block = (np.arange(T) * blocks // T == np.arange(blocks)[:, None]).astype(float)  # (blocks, T)
     counted = distances(T) >= far
     sums, numbers = (of_block @ pairs @ of_block.T for pairs in (similarity * counted, counted))

@@ -1,12 +1,13 @@
 """Whether stories make sense is for people to say: a sheet to read without knowing which setting wrote what.
 
 sheet.csv    texts in random order, with empty columns for a reader's answers
-key.json     which setting wrote which text; to be opened after reading
+key.json     which setting wrote which text, and a hash of each; to be opened after reading
 
 Both come from a `Matrix` of texts. `scores` joins filled sheets with the key.
 """
 
 import csv
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -48,14 +49,15 @@ def write_sheet(folder: Path, found: Matrix, seed: int = 0) -> None:
     ]
     order = np.random.default_rng(seed).permutation(len(entries))
     folder.mkdir(parents=True, exist_ok=True)
+    key = {}
     with written_whole(folder / SHEET, "w") as file:
         writer = csv.writer(file)
         writer.writerow(["text", *QUESTIONS, "story"])
         for number, place in enumerate(order, 1):
-            _, prompt, _, text = entries[place]
-            story = (prompt + text).partition(SEPARATOR)[0]
+            *names, text = entries[place]
+            story = (names[1] + text).partition(SEPARATOR)[0]
             writer.writerow([number, *[""] * len(QUESTIONS), story])
-    key = {str(number): dict(zip(KEYS, entries[place], strict=False)) for number, place in enumerate(order, 1)}
+            key[str(number)] = {**dict(zip(KEYS, names, strict=True)), "story": _hash(story)}
     write_json(folder / KEY, {"questions": {name: text for name, (text, *_) in QUESTIONS.items()}, "texts": key})
 
 
@@ -65,10 +67,12 @@ def scores(key: Path, sheets: list[Path]) -> Matrix:
     A text that a reader left out counts for the others. A setting's prompts and seeds are those of the key.
 
     Raises:
-        UserError: a sheet does not belong to the key, has an answer outside its range, or none at all.
+        UserError: a sheet does not belong to the key, has an answer outside its range, or none at all; or no prompt was
+            answered under every setting.
     """
     try:
         texts = read_json(key)["texts"]
+        hashes = {number: entry["story"] for number, entry in texts.items()}
         settings, prompts, seeds = (sorted({entry[name] for entry in texts.values()}) for name in KEYS)
         seed_numbers = [int(seed) for seed in seeds]
         if not texts:
@@ -81,9 +85,10 @@ def scores(key: Path, sheets: list[Path]) -> Matrix:
     sums = {name: np.zeros(shape) for name in QUESTIONS}
     counts = {name: np.zeros(shape) for name in QUESTIONS}
     for sheet in sheets:
-        for number, answers in _answers(sheet).items():
-            if number not in texts:
-                raise UserError(f"{shown(sheet)} has a text {number}, which {shown(key)} does not know")
+        for number, (story, answers) in _answers(sheet).items():
+            # The number alone would join a sheet with any key, and a sheet of which one column was sorted.
+            if hashes.get(number) != _hash(story):
+                raise UserError(f"{shown(sheet)}, text {number}: its story is not that of {shown(key)}")
             entry = texts[number]
             place = (settings.index(entry["setting"]), prompts.index(entry["prompt"]), seeds.index(entry["seed"]))
             for name, value in answers.items():
@@ -91,34 +96,42 @@ def scores(key: Path, sheets: list[Path]) -> Matrix:
                 counts[name][place] += 1
     metrics = {name: _means(sums[name], counts[name]) for name in QUESTIONS}
     empty = [[[""] * len(seeds) for _ in prompts] for _ in settings]
-    return Matrix(settings, prompts, seed_numbers, empty, metrics)
+    found = Matrix(settings, prompts, seed_numbers, empty, metrics)
+    if not found.summary():
+        raise UserError("no prompt has answers under every setting, so there is nothing to compare")
+    return found
+
+
+def _hash(story: str) -> str:
+    """Of the words: spreadsheets save line breaks in their own way."""
+    return hashlib.sha256(" ".join(story.split()).encode()).hexdigest()[:16]
 
 
 def _means(sums: Float[np.ndarray, "N P S"], counts: Float[np.ndarray, "N P S"]) -> Float[np.ndarray, "N P S"]:
     return np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
 
 
-def _answers(sheet: Path) -> dict[str, dict[str, float]]:
-    """The answers of one reader, by the number of the text."""
+def _answers(sheet: Path) -> dict[str, tuple[str, dict[str, int]]]:
+    """The stories and answers of one reader, by the number of the text; those without an answer are left out."""
     try:
         with open(readable_file(sheet), newline="", encoding="utf-8-sig") as file:  # spreadsheets add a byte-order mark
             rows = list(csv.DictReader(file))
     except (UnicodeDecodeError, csv.Error):
         raise UserError(f"{shown(sheet)} can't be read; save it as CSV in UTF-8") from None
-    if not rows or not {"text", *QUESTIONS} <= rows[0].keys():
-        raise UserError(f"{shown(sheet)} is not a reading sheet: its columns are to be text, {', '.join(QUESTIONS)}")
-    found: dict[str, dict[str, float]] = {}
+    columns = ["text", *QUESTIONS, "story"]
+    if not rows or not set(columns) <= rows[0].keys():
+        raise UserError(f"{shown(sheet)} is not a reading sheet: its columns are to be {', '.join(columns)}")
+    found: dict[str, tuple[str, dict[str, int]]] = {}
     for row in rows:
         given = {name: row[name].strip() for name in QUESTIONS if row[name] and row[name].strip()}
         for name, answer in given.items():
             _, least, most = QUESTIONS[name]
-            try:
-                value = float(answer)
-            except ValueError:
-                value = float("nan")
-            if not least <= value <= most:
+            if answer not in map(str, range(least, most + 1)):
                 raise UserError(f"{shown(sheet)}, text {row['text']}: {name} is {least} to {most}, not {answer!r}")
-            found.setdefault(row["text"], {})[name] = value
+        if given and row["text"] in found:
+            raise UserError(f"{shown(sheet)} has answers for text {row['text']} twice")
+        if given:
+            found[row["text"]] = row["story"] or "", {name: int(answer) for name, answer in given.items()}
     if not found:
         raise UserError(f"{shown(sheet)} has no answers yet")
     return found

@@ -1,10 +1,11 @@
 """Recorded runs: results that took minutes or hours, kept in `runs/NAME` for notebooks to read.
 
-results.json    the command that makes them again, hashes of checkpoint and data, machine and versions, settings
+results.json    the command that makes them again, hashes of checkpoint, data and itself, machine, versions, settings
 units.csv       a row for each unit that can be resampled (a story, a prompt), a column for each measurement
 """
 
 import csv
+import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,16 @@ import numpy as np
 from jaxtyping import Float, Num
 
 from nlm_core.errors import UserError
-from nlm_core.files import project_root, read_json, readable_file, sha256_of, shown, write_json, written_whole
+from nlm_core.files import (
+    digest_of,
+    project_root,
+    read_json,
+    readable_file,
+    sha256_of,
+    shown,
+    write_json,
+    written_whole,
+)
 from nlm_core.hardware import describe
 
 RESULTS, UNITS = "results.json", "units.csv"
@@ -61,7 +71,8 @@ def write_record(
             writer.writerow(f"{value:.9g}" for value in row)
     content = {"command": shlex.join(command), "checkpoint": checkpoint, "data": data, "machine": describe(), **results}
     content["units"] = sha256_of(folder / UNITS)
-    write_json(folder / RESULTS, content)
+    content = json.loads(json.dumps(content))  # as it will be read: the keys of JSON are text
+    write_json(folder / RESULTS, {**content, "sha256": digest_of(content)})
 
 
 def read_record(name: str) -> Record:
@@ -72,6 +83,8 @@ def read_record(name: str) -> Record:
     """
     folder = project_root() / "runs" / name
     results = read_json(folder / RESULTS)
+    if results.get("sha256") != digest_of(results):
+        raise UserError(f"{shown(folder / RESULTS)} is damaged or was edited: its hash differs")
     if results.get("units") != sha256_of(readable_file(folder / UNITS)):
         raise UserError(f"{shown(folder / UNITS)} is damaged: it is not the table that {RESULTS} belongs to")
     with open(folder / UNITS, newline="", encoding="utf-8") as file:

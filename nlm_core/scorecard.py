@@ -61,7 +61,7 @@ def read_verdicts(folder: Path) -> list[Verdict]:
     """All verdicts that the executed notebooks of a folder carry, in the order of book/claims.toml.
 
     Raises:
-        UserError: a notebook can't be read, or records a claim that is not in the list.
+        UserError: a notebook can't be read, or records a claim that is not in the list; or none records any.
     """
     listed = all_claims()
     found = {}
@@ -72,12 +72,15 @@ def read_verdicts(folder: Path) -> list[Verdict]:
             title = "".join(cells[0]["source"]).partition("\n")[0].removeprefix("# ")
             outputs = [output for cell in cells for output in cell.get("outputs", [])]
             records = [output["metadata"][METADATA] for output in outputs if METADATA in output.get("metadata", {})]
+            by_id = {record["id"]: record for record in records if VERDICTS.index(record["verdict"]) >= 0}
         except (ValueError, KeyError, IndexError, TypeError):
             raise UserError(f"{shown(path)} is not a notebook") from None
-        for record in records:
-            if record["id"] not in listed:
-                raise UserError(f"{shown(path)} records {record['id']!r}, which is not in book/claims.toml")
-            found[record["id"]] = Verdict(path.stem, title, record, listed[record["id"]])
+        for id, record in by_id.items():
+            if id not in listed:
+                raise UserError(f"{shown(path)} records {id!r}, which is not in book/claims.toml")
+            found[id] = Verdict(path.stem, title, record, listed[id])
+    if not found:
+        raise UserError(f"no notebook in {shown(folder)} carries a verdict; run `make notebooks`")
     return [found[id] for id in listed if id in found]
 
 

@@ -83,7 +83,7 @@ def beginning_of(source: Source, tokenizer: Tokenizer, count: int) -> Tokens:
     return tokens_of(tokenizer, some)
 
 
-def words_beside(checkpoint: Path) -> frozenset[str] | None:
+def words_beside(checkpoint: Path) -> dict[str, int] | None:
     """The words of a checkpoint's training text, if the list lies beside it."""
     words = checkpoint / WORDS
     return read_words(words) if words.exists() else None

@@ -35,7 +35,9 @@ def loss_table(summary: dict[str, Any]) -> str:
         )
     baselines = summary["baselines"]
     lines += ["", "for comparison, nats per token:"]
-    lines += ["  " + ", ".join(f"{name} {baselines[name]:.3f}" for name in ("uniform", "unigram", "bigram", "trigram"))]
+    counted = not baselines["fitted_on"].startswith("nothing")
+    names = ["uniform", *(["unigram", "bigram", "trigram"] if counted else [])]
+    lines += ["  " + ", ".join(f"{name} {baselines[name]:.3f}" for name in names)]
     lines += [f"  (counts from {baselines['fitted_on']}; after ± stands the standard error, with stories as units)"]
     return "\n".join(lines)
 
@@ -50,7 +52,7 @@ def generation_table(found: Matrix) -> str:
             ends = "" if one["interval"] is None else " ({:.2f} to {:.2f})".format(*one["interval"])
             rows[-1].append(f"{one['mean']:.2f}{ends}")
     note = f"means over {len(found.prompts)} prompts unless said, texts for each: {len(found.seeds)}; "
-    note += "95 % intervals, prompts resampled"
+    note += "95 % intervals, prompts resampled; the rows are explained in book/glossary.md"
     return "\n".join([*_aligned(rows), "", note])
 
 
@@ -79,7 +81,11 @@ def heads_table(heads: Heads, summary: dict[str, Any], top: int = 10) -> str:
     rows += [[str(layer), *(f"{value:+.4f}" for value in heads.deltas[layer])] for layer in range(L)]
     lines += [*_aligned(rows), ""]
     counts = heads.counts()
-    lines.append(f"{counts['above']} of {L * H} heads help, {counts['below']} harm, {counts['unclear']} can't be told")
+    lines.append(
+        f"{counts['above']} of {L * H} heads help, {counts['below']} harm; for {counts['unclear']} we can't tell"
+    )
+    if L * H * 2.0 ** (1 - summary["stories"]) > 0.05:  # the smallest p that all signs alike can have, corrected
+        lines.append(f"({summary['stories']} stories are too few to tell of any: take more text)")
     if top < L * H and heads.deltas.sum() > 0:  # else it is no share of anything
         lines.append(f"the first {top} hold {heads.share_of_top(top):.0%} of the sum of all rises")
     return "\n".join(lines)
@@ -107,11 +113,18 @@ def info_table(checkpoint: dict[str, Any]) -> str:
     ]
     for heading in ("metrics", "training"):
         lines += [f"{heading}:"] if checkpoint[heading] else []
-        lines += [f"  {key:<20}  {_in_words(value)}" for key, value in checkpoint[heading].items()]
+        # The sums of a line of the log that was not written yet are for a resumed run alone.
+        shown_keys = [key for key in checkpoint[heading] if not key.startswith("loss_")]
+        lines += [f"  {key:<20}  {_in_words(checkpoint[heading][key])}" for key in shown_keys]
     return "\n".join(lines)
 
 
 def _in_words(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key.replace('_', ' ')} {_in_words(part)}" for key, part in value.items())
+        errors = {key: f" ± {_in_words(value[f'error_of_{key}'])}" for key in value if f"error_of_{key}" in value}
+        return ", ".join(
+            f"{key.replace('_', ' ')} {_in_words(part)}{errors.get(key, '')}"
+            for key, part in value.items()
+            if not key.startswith("error_of_")
+        )
     return f"{value:.4f}" if isinstance(value, float) else str(value)

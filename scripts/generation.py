@@ -29,14 +29,13 @@ def main(words: list[str] | None = None) -> None:
     corpus = parser.parse_args(words).corpus
     checkpoint = load_checkpoint(project_root() / "checkpoints" / "nlm")
     model, tok = NLM.from_params(checkpoint["config"], checkpoint["params"]), checkpoint["tokenizer"]
-    stories = list(text_to_score(corpus, "report", tok).stories)
-    prompts = openings(tok, stories)
-    if not prompts:
+    begun = openings(tok, text_to_score(corpus, "report", tok).stories)
+    if not begun:
         raise UserError(f"no story of {corpus!r} has {LENGTH} tokens after its first words")
-    went_on = [next(story for story in stories if story.startswith(prompt)) for prompt in prompts]
+    prompts = list(begun)
     known, copies = words_and_copies(corpus)
     found = evaluate_generation(model, tok, prompts, SETTINGS, SEEDS, LENGTH, known, copies, progress=True)
-    own = reference(tok, went_on, prompts, LENGTH, known, copies)
+    own = reference(tok, list(begun.values()), prompts, LENGTH, known, copies)
     maps = Corpus.open(corpus).manifest["maps"]
     write_record(
         project_root() / "runs" / "generation-tinystories",

@@ -19,18 +19,18 @@ from nlm_core.text import SEPARATOR, blocks, stories
 COUNT, WORDS, LENGTH = 100, 6, 200
 
 
-def openings(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
-    """The first words of stories that are long enough; an opening that another story had is left out."""
-    found: dict[str, None] = {}
+def openings(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, str]:
+    """The first words of stories that are long enough, with their stories; openings of one line that no other had."""
+    found: dict[str, str] = {}
     for story in texts:
         places = [match.end() for match in WORD.finditer(story)]
         if len(found) == COUNT or len(places) < WORDS:
             continue
         opening = story[: places[WORDS - 1]]
         rest = story[len(opening) :].partition(SEPARATOR)[0]
-        if len(tokenizer.encode(rest)) >= LENGTH:
-            found[opening] = None
-    return list(found)
+        if "\n" not in opening and len(tokenizer.encode(rest)) >= LENGTH:
+            found.setdefault(opening, story)
+    return found
 
 
 def main(words: list[str] | None = None) -> None:

@@ -19,11 +19,12 @@ from model_card import card
 from nlm_core import NLM, UserError, load_checkpoint, save_checkpoint
 from nlm_core.data import Corpus, corpus_names, stories_of
 from nlm_core.errors import one_line_errors
-from nlm_core.files import project_root, read_json, readable_file, shown, write_json
+from nlm_core.files import folder_written_whole, project_root, read_json, shown, write_json
 from nlm_core.metrics import WORDS, by_frequency, write_words
 from nlm_core.records import write_record
 from nlm_core.score import score
 from nlm_core.source import text_to_score
+from nlm_core.text import blocks
 
 
 def main(words: list[str] | None = None) -> None:
@@ -38,13 +39,17 @@ def main(words: list[str] | None = None) -> None:
     arguments = parser.parse_args(words)
 
     trained, run = load_checkpoint(arguments.run), read_json(arguments.run / "config.json")
-    notes = readable_file(arguments.notes).read_text(encoding="utf-8")
+    if not {"budget", "data", "train"} <= run.keys():
+        raise UserError(f"{shown(arguments.run)} is not the folder of a training run")
+    notes = "".join(blocks(arguments.notes))
     if trained["step"] != run["budget"]["steps"]:
         raise UserError(f"the run is at step {trained['step']} of {run['budget']['steps']}; let it end first")
     pairs = [text.partition("=") for text in arguments.text]
     if wrong := [label for label, _, name in pairs if name not in corpus_names()]:
         raise UserError(f"--text {wrong[0]}: give it as LABEL=CORPUS; corpora: {', '.join(corpus_names()) or 'none'}")
     first, corpus = pairs[0][0], Corpus.open(pairs[0][2])
+    if corpus.manifest["maps"]["train"]["sha256"] != run["data"]["train"]["sha256"]:
+        raise UserError(f"{shown(arguments.run)} was not trained on the corpus of the first --text, {pairs[0][2]!r}")
     texts = {label: (name, "report") for label, _, name in pairs}
     texts["`data/stories.txt`"] = (str(project_root() / "data" / "stories.txt"), "all")
 
@@ -62,13 +67,15 @@ def main(words: list[str] | None = None) -> None:
     some = training_text[:: max(1, len(training_text) // results[first]["stories"])]
     trained_on = score(model, tok, some, progress=True).summary()
 
-    out = project_root() / "checkpoints" / "nlm"
-    save_checkpoint(out, model, tok, step=trained["step"], metrics=metrics_of(results))
-    write_words(out / WORDS, by_frequency(training_text))
-    shutil.copy(arguments.run / "log.csv", out / "log.csv")
-    write_json(out / "run.json", run)
-    checkpoint = load_checkpoint(out)
-    write_json(out / "losses.json", {"checkpoint": checkpoint["sha256"], "texts": results})
+    hours = trained["training"]["elapsed"] / 3600
+    with folder_written_whole(project_root() / "checkpoints" / "nlm") as out:
+        save_checkpoint(out, model, tok, step=trained["step"], metrics=metrics_of(results))
+        checkpoint = load_checkpoint(out)
+        write_words(out / WORDS, by_frequency(training_text))
+        shutil.copy(arguments.run / "log.csv", out / "log.csv")
+        write_json(out / "run.json", run)
+        write_json(out / "losses.json", {"checkpoint": checkpoint["sha256"], "texts": results})
+        (out / "README.md").write_text(card(checkpoint, model, run, hours, results, notes), encoding="utf-8")
     options = [word for text in arguments.text for word in ("--text", text)]
     write_record(
         project_root() / "runs" / "losses",
@@ -81,8 +88,6 @@ def main(words: list[str] | None = None) -> None:
         units=scores[first].by_story(),
         training_text={key: trained_on[key] for key in ("stories", "tokens", "nats_per_token", "bits_per_byte")},
     )
-    hours = trained["training"]["elapsed"] / 3600
-    (out / "README.md").write_text(card(checkpoint, model, run, hours, results, notes), encoding="utf-8")
     print(json.dumps(checkpoint["metrics"], indent=2))
 
 

@@ -34,7 +34,13 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # the benchmarks a
 from benchmarks.tables import markdown, tables
 
 PICTURE = Path("_static") / "scorecard.png"
-PLURALS = dict(zip(VERDICTS, ("hold", "partly", "do not hold here", "can't be told", "do not apply"), strict=True))
+IN_WORDS = dict(
+    zip(
+        VERDICTS,
+        ("{} hold", "{} partly", "{} do not hold here", "for {} we can't tell", "{} do not apply"),
+        strict=True,
+    )
+)
 POST = "0.93"  # nats per token, on text that the post does not name
 
 BENCHMARKS = """# Speed and memory
@@ -58,7 +64,7 @@ ours over the peer's. The goals were set before we measured.
 
 def in_words(family: Counter[str]) -> str:
     """Counts of verdicts as a part of a sentence."""
-    return ", ".join(f"{family[verdict]} {words}" for verdict, words in PLURALS.items() if family[verdict])
+    return ", ".join(words.format(family[verdict]) for verdict, words in IN_WORDS.items() if family[verdict])
 
 
 def picture(verdicts: Sequence[Verdict]) -> bytes:
@@ -125,13 +131,13 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, nargs="?")
     root = project_root().resolve()
     folder = (parser.parse_args(words).folder or root).resolve()
-    for path, text in rendered(root, folder).items():
-        with written_whole(folder / path, "w") as file:
-            file.write(text)
+    # All is made before anything is written.
+    made = {path: text.encode() for path, text in rendered(root, folder).items()}
+    made[PICTURE] = picture(read_verdicts(folder / "book"))
+    for path, content in made.items():
+        with written_whole(folder / path) as file:
+            file.write(content)
         print(shown(folder / path))
-    with written_whole(folder / PICTURE) as file:
-        file.write(picture(read_verdicts(folder / "book")))
-    print(shown(folder / PICTURE))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from nlm_core.data import Corpus
 from nlm_core.embeddings import OTHERS, ids_of, words_by_group
 from nlm_core.errors import one_line_errors
 from nlm_core.evaluate import evaluate_generation
-from nlm_core.files import project_root, read_json, sha256_of, shown, write_json, written_whole
+from nlm_core.files import digest_of, project_root, read_json, sha256_of, shown, write_json, written_whole
 from nlm_core.records import write_record
 from nlm_core.runfolder import RunFolder
 from nlm_core.score import score
@@ -79,33 +79,36 @@ class Recorder:
         return arrays, {"losses": scored.summary(), "generation": texts.summary()}
 
 
-def model_at(run: Path, step: int, checkpoint: dict[str, Any]) -> NLM:
-    """The model after a step of the run; the shipped one where it is the last."""
-    if step == checkpoint["step"]:
-        return NLM.from_params(checkpoint["config"], checkpoint["params"]).eval()
+def model_at(run: Path, step: int, shipped: dict[str, Any]) -> tuple[str, NLM]:
+    """The model after a step of the run, the shipped one where it is the last; and what tells it from all others."""
     if step == 0:
-        torch.manual_seed(TrainConfig.from_dict(read_json(run / "config.json")["train"]).seed)  # as a run begins
-        return NLM(checkpoint["config"]).eval()
+        seed = TrainConfig.from_dict(read_json(run / "config.json")["train"]).seed
+        torch.manual_seed(seed)  # as a run begins
+        return f"fresh-{seed}", NLM(shipped["config"]).eval()
     folder = RunFolder(run).step_folder(step)
-    if not folder.is_dir():
+    if step != shipped["step"] and not folder.is_dir():
         raise UserError(f"{shown(run)} has kept no checkpoint of step {step:,}")
-    return NLM.from_checkpoint(folder)
+    checkpoint = shipped if step == shipped["step"] else load_checkpoint(folder)
+    return checkpoint["sha256"][:16], NLM.from_params(checkpoint["config"], checkpoint["params"])
 
 
 def stage(
     run: Path, step: int, checkpoint: dict[str, Any], recorder: Recorder
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Measure a stage, or take what was measured before."""
-    name = checkpoint["sha256"][:16] if step == checkpoint["step"] else f"{step:08d}"
-    file = run / "stages" / f"{name}-{recorder.key}.safetensors"
-    if file.exists():
-        return safetensors.numpy.load_file(file), read_json(file.with_suffix(".json"))
+    name, model = model_at(run, step, checkpoint)
+    file = run / "stages" / f"{step:08d}-{name}-{recorder.key}.safetensors"
+    if file.exists() and file.with_suffix(".json").exists():
+        kept = read_json(file.with_suffix(".json"))
+        if kept["arrays"] == sha256_of(file) and kept["sha256"] == digest_of(kept):
+            return safetensors.numpy.load_file(file), kept["figures"]
     print(f"step {step:,}", flush=True)
-    arrays, figures = recorder.measure(model_at(run, step, checkpoint))
+    arrays, figures = recorder.measure(model)
     file.parent.mkdir(exist_ok=True)
-    write_json(file.with_suffix(".json"), figures)
     with written_whole(file) as out:
         out.write(safetensors.numpy.save(arrays))
+    content = {"arrays": sha256_of(file), "figures": figures}
+    write_json(file.with_suffix(".json"), {**content, "sha256": digest_of(content)})
     return arrays, figures
 
 

@@ -1,6 +1,7 @@
 """A claim is shown in one line, its record travels in the output's metadata, and only listed claims are taken."""
 
 import json
+import math
 import shutil
 
 import numpy as np
@@ -68,6 +69,8 @@ def test_an_interval_that_covers_both_sides_can_not_tell():
     assert judge_interval(rule, (0.66, 0.70)) == "does not hold here"
     assert judge_interval(rule, (0.58, 0.60)) == "can't tell"
     assert judge_interval(rule, tuple(np.array([0.64, 0.66]))) == "can't tell"
+    with pytest.raises(UserError, match=r"an interval from nan to 0\.6 says nothing"):
+        judge_interval(rule, (math.nan, 0.6))
 
 
 @pytest.mark.parametrize(
@@ -82,6 +85,13 @@ def test_an_interval_that_covers_both_sides_can_not_tell():
 )
 def test_differences_that_should_all_be_above_0(intervals, verdict):
     assert judge_differences(intervals) == verdict
+
+
+def test_no_differences_and_no_numbers_earn_no_verdict():
+    with pytest.raises(UserError, match="no difference to judge"):
+        judge_differences([])
+    with pytest.raises(UserError, match=r"from 0\.1 to nan says nothing"):
+        judge_differences([(0.1, 0.2), (0.1, math.nan)])
 
 
 def test_a_broken_list_is_one_line(own_root):

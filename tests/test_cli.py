@@ -1,5 +1,6 @@
 """The command line as a person meets it: what it prints, what it returns, and how it says no."""
 
+import io
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import pytest
 from conftest import ROOT, refused
 
 from nlm_core import cli
+from nlm_core.data import Corpus
 
 GOLDEN = ROOT / "checkpoints" / "golden"
 TINY = ["--set", "context_length=32", "--set", "d_model=16", "--set", "n_heads=2", "--set", "device=cpu"]
@@ -50,6 +52,39 @@ def test_from_a_text_file_to_stories(nlm, mine, own_root, stories_file):
     code, out, _ = nlm("loss", "run", "--data", "mine", "--half", "all")
     assert code == 0
     assert "counts from the training text" in out
+
+
+def test_preparing_again_keeps_the_corpus_own_tokenizer(nlm, mine, own_root, stories_file):
+    assert nlm("data", "add", mine, "--split", "train")[0] == 0
+    assert nlm("tokenizer", "train", mine, "--out", "tok.json", "--vocab-size", "300")[0] == 0
+    assert nlm("data", "prepare", "--tokenizer", "tok.json")[0] == 0
+    (own_root / "other.txt").write_text(stories_file.read_text()[40_000:60_000])
+    assert nlm("data", "add", own_root / "other.txt", "--split", "valid")[0] == 0
+    assert nlm("data", "prepare")[0] == 0
+    assert Corpus.open("mine").tokenizer.vocab_size == 300
+    refused(nlm("data", "prepare", "--tokenizer", GOLDEN / "tokenizer.json"), "give --tokenizer data/mine/prepared/")
+
+
+def test_text_in_one_piece_is_pointed_out(nlm, own_root):
+    (own_root / "one.txt").write_text("Once upon a time there was a text in one piece. " * 9)
+    assert nlm("data", "add", own_root / "one.txt", "--split", "train", "--name", "one")[0] == 0
+    code, _, err = nlm("data", "prepare", "--name", "one", "--tokenizer", GOLDEN / "tokenizer.json")
+    assert code == 0
+    assert "the training text is one story; if it holds several, put a line <|endoftext|> after each" in err
+    code, out, _ = nlm("loss", GOLDEN, "--data", own_root / "one.txt")
+    assert code == 0
+    assert "unigram" not in out
+
+
+def test_a_prompt_from_standard_input(nlm, monkeypatch):
+    words = ["generate", GOLDEN, "--max-new-tokens", "5", "--prompt"]
+    expected = nlm(*words, "The dog\nsaid")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"The dog\nsaid\n")))
+    assert nlm(*words, "-") == expected
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+    refused(nlm(*words, "-"), "standard input is not UTF-8 text")
+    monkeypatch.setattr(sys, "stdin", None)  # as where the shell closed it
+    refused(nlm(*words, "-"), "a prompt is empty")
 
 
 def test_loss_of_a_file_as_json(nlm, mine):
@@ -138,6 +173,7 @@ def test_bad_input_is_one_line_and_exit_code_2(nlm, mine, own_root):
     refused(nlm("train", "--resume", "--out", "nowhere"), "no run to resume")
     assert not (own_root / "runs").exists()
     refused(nlm("info", "nowhere"), "nowhere is not a folder")
+    refused(nlm("loss", "mine.txt"), "mine.txt is not a folder with a checkpoint; a text to measure goes after --data")
     refused(nlm("info", own_root), "not an nlm checkpoint")
     refused(nlm("generate", GOLDEN, "--temperature", "-1"), "temperature")
     refused(nlm("generate", GOLDEN, "--top-p", "0"), "top_p")

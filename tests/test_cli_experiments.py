@@ -80,7 +80,7 @@ def test_ablate_writes_a_table_and_a_record(nlm, own_model, own_root, text):
     words = ["ablate", own_model, "--data", text, "--tokens", "0"]
     code, out, err = nlm(*words, "--out", own_root / "runs" / "mine")
     assert code == 0, err
-    assert re.search(r"\d of 4 heads help, \d harm, \d can't be told", out)
+    assert re.search(r"\d of 4 heads help, \d harm; for \d we can't tell", out)
     record = read_record("mine")
     checkpoint = load_checkpoint(own_model)
     tokens = tokens_of(checkpoint["tokenizer"], stories(blocks(text)))
@@ -121,6 +121,46 @@ def test_bad_input_is_one_line(nlm, own_model, own_root, text):
     refused(nlm("ablate", own_model, "--data", text, "--mode", "half"), "mode", "zero, mean, resample")
     refused(nlm("ablate", own_model, "--data", text, "--tokens", "-1"), "--tokens")
     refused(nlm("ablate", own_model, "--out", text), "is there already")
+    refused(nlm("evaluate", own_model, "--data", "", "--out", own_root / "out"), "there is no corpus ''")
+    refused(nlm("evaluate", own_model, "--out", own_root / "sur\udcff"), "is not UTF-8")
     one = own_root / "one.txt"
     one.write_text("One story only.")
-    refused(nlm("ablate", own_model, "--data", one), "one story", "two or more")
+    refused(nlm("ablate", own_model, "--data", one), "there is one story in", "two or more")
+    refused(nlm("ablate", own_model, "--data", text, "--tokens", "5"), "--tokens 5 takes one story of")
+    for words in (["ablate", own_model], ["reading", "sheet", own_model, "--out", own_root / "out"]):
+        refused(nlm(*words, "--seed", "-1"), "--seed must be from 0")
+    assert not (own_root / "out").exists()
+
+
+def test_a_folder_that_can_not_be_made_is_refused_before_the_work(nlm, own_model, text, monkeypatch):
+    for work in ("ablate", "evaluate_generation"):
+        monkeypatch.setattr(f"nlm_core.cli_experiments.{work}", lambda *_, **__: pytest.fail("it worked for nothing"))
+    refused(nlm("ablate", own_model, "--data", text, "--out", text / "x"), "Not a directory")
+    refused(nlm("evaluate", own_model, "--out", text / "x"), "Not a directory")
+
+
+def test_results_of_a_quicker_command_are_not_written_over(nlm, own_model, own_root, text, monkeypatch):
+    out, real = own_root / "out", ablate
+
+    def meanwhile(*arguments, **options):
+        (out / "results.json").write_text("theirs")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr("nlm_core.cli_experiments.ablate", meanwhile)
+    code, shown, err = nlm("ablate", own_model, "--data", text, "--out", out)
+    assert code == 2
+    assert "is there already" in err
+    assert "heads help" in shown  # the work was not for nothing
+    assert (out / "results.json").read_text() == "theirs"
+
+
+def test_what_a_table_lacks_is_said(nlm, own_model, text):
+    _, out, err = nlm("evaluate", own_model, "--setting", "1.0", "--max-new-tokens", "64")
+    assert "made-up words" not in out
+    assert "made-up words and carry-over are left out: --data CORPUS" in err
+    assert "after 10 of 10 prompts there is no room for 64 tokens: this model reads 64 at most" in err
+    assert "few to tell" not in nlm("ablate", own_model, "--data", text)[1]
+    assert (
+        "(3 stories are too few to tell of any: take more text)"
+        in nlm("ablate", own_model, "--data", text, "--tokens", "70")[1]
+    )

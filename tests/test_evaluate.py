@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nlm_core.errors import UserError
-from nlm_core.evaluate import POSTS, evaluate_generation, reference, settings_named, text_seed
+from nlm_core.evaluate import POSTS, evaluate_generation, read_prompts, reference, settings_named, text_seed
 from nlm_core.generate import generate
 from nlm_core.matrix import Matrix, complete, from_units, read_matrix, to_units, write_matrix
 from nlm_core.metrics import measure
@@ -133,12 +133,37 @@ def test_a_missing_file_is_not_called_damaged(tmp_path):
         read_matrix(tmp_path / "none.jsonl.gz")
 
 
-@pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b""), gzip.compress(b'{"setting": 1}')])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no gzip", *map(gzip.compress, (b"", b'{"setting": 1}', b"[1]", b"3", b'{"setting": [], "prompt": 1}'))],
+)
 def test_a_damaged_file_is_one_line(content, tmp_path):
     path = tmp_path / "texts.jsonl.gz"
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"damaged|empty"):
         read_matrix(path)
+
+
+def test_rows_in_another_order_are_damaged(found, tmp_path):
+    path = tmp_path / "texts.jsonl.gz"
+    write_matrix(path, found)
+    lines = gzip.decompress(path.read_bytes()).splitlines()
+    lines[1], lines[2] = lines[2], lines[1]
+    path.write_bytes(gzip.compress(b"\n".join(lines)))
+    with pytest.raises(UserError, match="damaged"):
+        read_matrix(path)
+
+
+def test_prompts_are_the_lines_of_a_file(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes("\ufeffOnce upon\r\n\r\nThe\u2028dog\nOnce upon\n".encode())
+    assert read_prompts(path) == ["Once upon", "The\u2028dog"]
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_anything_is_written(tiny_model, tokenizer, monkeypatch):
+    monkeypatch.setattr("nlm_core.evaluate.write", lambda *_: pytest.fail("texts were written"))
+    with pytest.raises(UserError, match="a prompt has"):
+        evaluate_generation(tiny_model, tokenizer, [*map(str, range(70)), "Once upon a time " * 99])
 
 
 def test_a_file_that_lacks_texts_is_damaged(found, tmp_path):

@@ -24,12 +24,12 @@ def test_texts_are_counted_beside_the_stories(script, corpus, own_root, tokenize
     assert found.settings == [*SETTINGS, "reference"]
 
     stories = list(text_to_score("stories", "report", tokenizer).stories)
-    prompts = openings(tokenizer, stories)
+    begun = openings(tokenizer, stories)
+    prompts = list(begun)
     assert len(prompts) == 3
     known, copies = words_and_copies("stories")
     again = evaluate_generation(model, tokenizer, prompts, SETTINGS, range(2), 10, known, copies)
-    went_on = [next(story for story in stories if story.startswith(prompt)) for prompt in prompts]
-    own = reference(tokenizer, went_on, prompts, 10, known, copies)
+    own = reference(tokenizer, list(begun.values()), prompts, 10, known, copies)
     for metric in ("repeated-2", "distinct-2", "made-up words", "longest copy"):
         expected = np.concatenate([again.by_prompt(metric), own.by_prompt(metric)])
         assert np.allclose(found.by_prompt(metric), expected, equal_nan=True), metric

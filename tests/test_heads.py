@@ -86,7 +86,7 @@ def test_the_table_says_it_all(losses):
     heads = judge_heads(losses, n_heads=2, draws=500)
     table = heads_table(heads, {"text": "made.txt", "stories": 60, "tokens": 7000, "mode": "zero"}, top=2)
     assert f"{heads.deltas[0, 0]:+.4f}" in table
-    assert "1 of 4 heads help, 1 harm, 2 can't be told" in table
+    assert "1 of 4 heads help, 1 harm; for 2 we can't tell" in table
     assert "the first 2 hold" in table
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nlm_core import metrics
+from nlm_core.errors import UserError
 from nlm_core.metrics import (
     Copies,
     by_frequency,
@@ -99,8 +100,14 @@ def test_words_are_kept_in_the_order_of_how_often_they_stand(tmp_path):
     words = by_frequency(["the dog, the cat, the dog<|endoftext|>", "A dog's dog"])
     assert words == ["dog", "the", "a", "cat", "dog's"]
     write_words(tmp_path / "words.txt", words)
-    assert (tmp_path / "words.txt").read_text() == "dog\nthe\na\ncat\ndog's\n"
-    assert read_words(tmp_path / "words.txt") == set(words)
+    file = tmp_path / "words.txt"
+    assert file.read_text() == "dog\nthe\na\ncat\ndog's\n# 5 words\n"
+    assert read_words(file) == {"dog": 1, "the": 2, "a": 3, "cat": 4, "dog's": 5}
+    whole = file.read_bytes()
+    for damaged in (whole[:9], whole.replace(b"cat\n", b""), b"\xff" + whole, b"\n"):
+        file.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"words\.txt is damaged"):
+            read_words(file)
 
 
 def longest_by_hand(words, text):
@@ -115,6 +122,11 @@ def longest_by_hand(words, text):
 def test_the_longest_copy_is_found(words, known):
     text = " ".join(known)
     assert Copies([text]).longest_run(words) == longest_by_hand(words, text)
+
+
+def test_no_copy_reaches_from_one_text_into_the_next():
+    assert Copies(["a b", "c d"]).longest_run(["b", "c"]) == 1
+    assert Copies(["a b", "c d"]).longest_run(["b", "x", "c"]) == 1
 
 
 def test_copies_count_no_further_than_was_asked_for():

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
+from nlm_core.errors import UserError
 from nlm_core.model import sinusoids
 from nlm_core.positions import by_distance, distances, far_interval, mantel, parts, shuffled
 from nlm_core.vectors import cosines
@@ -102,7 +103,9 @@ def test_far_places_have_an_interval_over_blocks():
     circle = np.column_stack([np.cos(place), np.sin(place)])
     noise = np.random.default_rng(0).normal(0, 0.3, size=circle.shape)
     similarity = cosines(circle + noise)
-    low, high = far_interval(similarity, 70)
-    far = np.abs(np.arange(128)[:, None] - np.arange(128)) >= 70
+    low, high = far_interval(similarity, 64)
+    far = np.abs(np.arange(128)[:, None] - np.arange(128)) >= 64
     assert low < similarity[far].mean() < high < 0
-    assert (low, high) == far_interval(similarity, 70)
+    assert (low, high) == far_interval(similarity, 64)
+    with pytest.raises(UserError, match=r"128 places are too few .* 65 apart: 130 are needed"):
+        far_interval(similarity, 65)

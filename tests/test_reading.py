@@ -82,16 +82,39 @@ def test_what_can_not_be_scored_is_said(found, tmp_path):
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(UserError, match="not a reading sheet"):
         scores(key, [tmp_path / "other.csv"])
-    (tmp_path / "more.csv").write_text("text,characters,arc,sense\n99,1,1,1\n")
-    with pytest.raises(UserError, match="text 99"):
+    (tmp_path / "more.csv").write_text("text,characters,arc,sense,story\n99,1,1,1,x\n")
+    with pytest.raises(UserError, match="text 99: its story is not that of"):
         scores(key, [tmp_path / "more.csv"])
-    (tmp_path / "latin.csv").write_bytes("text,characters,arc,sense\n1,1,1,1,Bär\n".encode("latin-1"))
+    fill(tmp_path, lambda _: {"sense": "2.5"}, "half.csv")
+    with pytest.raises(UserError, match=r"sense is 1 to 5, not '2\.5'"):
+        scores(key, [tmp_path / "half.csv"])
+    fill(tmp_path, lambda _: {"sense": "2"}, "once.csv")
+    lines = (tmp_path / "once.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "twice.csv").write_text("".join([*lines, lines[1]]))
+    with pytest.raises(UserError, match="has answers for text 1 twice"):
+        scores(key, [tmp_path / "twice.csv"])
+    fill(tmp_path, lambda story: {"sense": "2"} if "cold" in story else {}, "cold.csv")
+    with pytest.raises(UserError, match="no prompt has answers under every setting"):
+        scores(key, [tmp_path / "cold.csv"])
+    (tmp_path / "latin.csv").write_bytes("text,characters,arc,sense,story\n1,1,1,1,Bär\n".encode("latin-1"))
     with pytest.raises(UserError, match="save it as CSV in UTF-8"):
         scores(key, [tmp_path / "latin.csv"])
     for damaged in ({"texts": {}}, {"texts": {"1": {"setting": "0.8"}}}, {"texts": 3}, {}):
         key.write_text(json.dumps(damaged))
         with pytest.raises(UserError, match="not the key"):
             scores(key, [tmp_path / SHEET])
+
+
+def test_a_sheet_is_joined_with_its_own_key_only(found, tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    write_sheet(one, found, seed=0)
+    write_sheet(other, found, seed=1)
+    fill(one, lambda _: {"sense": 3})
+    with pytest.raises(UserError, match=r"its story is not that of .*other/key\.json"):
+        scores(other / KEY, [one / SHEET])
+    text = (one / SHEET).read_text().replace("\n", "\r\n")  # as a spreadsheet saves it
+    (one / "saved.csv").write_bytes(text.encode())
+    assert scores(one / KEY, [one / "saved.csv"]).means("sense").tolist() == [3, 3]
 
 
 def test_from_the_command_line(nlm, own_root, tokenizer):

@@ -9,7 +9,7 @@ from nlm_core.records import read_record, write_record
 
 def write(folder, units):
     command = ["python", "scripts/x.py", "my text"]
-    write_record(folder, command=command, checkpoint="ab", data={"text": "t"}, units=units, steps=3)
+    write_record(folder, command=command, checkpoint="ab", data={"text": "t"}, units=units, steps=3, by={10: 1, 9: 2})
 
 
 def test_a_record_comes_back(own_root):
@@ -37,6 +37,16 @@ def test_a_damaged_table_is_one_clear_line(own_root, damage):
     write(folder, {"tokens": np.array([3, 12])})
     (folder / "units.csv").write_bytes(damage if isinstance(damage, bytes) else damage.encode())
     with pytest.raises(UserError, match=r"units\.csv is damaged"):
+        read_record("some")
+
+
+@pytest.mark.parametrize(("before", "after"), [('"steps": 3', '"steps": 30'), ('"ab"', '"abc"')])
+def test_a_changed_figure_is_noticed(own_root, before, after):
+    folder = own_root / "runs" / "some"
+    write(folder, {"tokens": np.array([3, 12])})
+    file = folder / "results.json"
+    file.write_text(file.read_text().replace(before, after))
+    with pytest.raises(UserError, match=r"results\.json is damaged or was edited: its hash differs"):
         read_record("some")
 
 

@@ -5,11 +5,13 @@ import json
 import pytest
 from conftest import ROOT, STORIES
 
-from nlm_core import load_checkpoint
+from nlm_core import UserError, load_checkpoint
 from nlm_core.config import Budget
+from nlm_core.data import add, prepare
 from nlm_core.launch import new_run
 from nlm_core.metrics import read_words, words_of
 from nlm_core.records import read_record
+from nlm_core.tables import info_table
 
 
 @pytest.mark.filterwarnings("ignore:.* stopped at 32 tokens")
@@ -27,7 +29,9 @@ def test_release_of_a_tiny_run(script, corpus, own_root, capsys):
     losses = json.loads((released["path"] / "losses.json").read_text())
     assert losses["checkpoint"] == released["sha256"]
     card = (released["path"] / "README.md").read_text()
-    measured = losses["texts"]["V1"]["bits_per_byte"]
+    figures = losses["texts"]["V1"]
+    assert "bits per byte {value:.4f} ± {error:.4f}, nats".format(**figures["bits_per_byte"]) in info_table(released)
+    measured = figures["bits_per_byte"]
     assert f"{measured['value']:.4f} ± {measured['error']:.4f}" in card
     assert released["sha256"][:12] in card
     assert "From the test's own text." in card
@@ -44,12 +48,48 @@ def test_release_of_a_tiny_run(script, corpus, own_root, capsys):
     assert mean == pytest.approx(spaces["nats_per_token"]["value"])
     assert record.results["training_text"]["stories"] >= 7
     words = read_words(released["path"] / "words.txt")
-    assert words == set(words_of((own_root / "train.txt").read_text()))
+    assert words.keys() == set(words_of((own_root / "train.txt").read_text()))
+
+
+@pytest.mark.filterwarnings("ignore:.* stopped at 32 tokens")
+def test_a_release_that_fails_leaves_the_one_before_and_says_why(script, corpus, own_root, monkeypatch):
+    settings = {"context_length": 32, "d_model": 16, "n_heads": 2, "device": "cpu", "precision": "float32"}
+    run = (
+        new_run("tiny", "stories", own_root / "run", settings, Budget("steps", 4), say=lambda _: None)
+        .run()
+        .parent.parent
+    )
+    (own_root / "data" / "stories.txt").write_text(STORIES.read_text()[:5000])
+    notes = own_root / "notes.md"
+    notes.write_text("Notes.")
+    before = own_root / "checkpoints" / "nlm" / "README.md"
+    before.parent.mkdir(parents=True)
+    before.write_text("the one before")
+    main = script("release")["main"]
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(main.__globals__, "card", fail)
+    with pytest.raises(KeyboardInterrupt):
+        main([str(run), "--text", "V1=stories", "--notes", str(notes)])
+    assert [file.name for file in before.parent.iterdir()] == ["README.md"]
+
+    add([own_root / "data" / "stories.txt"], "train", "other")
+    add([own_root / "train.txt"], "valid", "other")
+    prepare("other", corpus.tokenizer)
+    with pytest.raises(UserError, match=r"run was not trained on the corpus of the first --text, 'other'"):
+        main([str(run), "--text", "V1=other", "--notes", str(notes)])
+    with pytest.raises(UserError, match="is not the folder of a training run"):
+        main([str(ROOT / "checkpoints" / "golden"), "--text", "V1=stories", "--notes", str(notes)])
+    notes.write_bytes(b"\xff")
+    with pytest.raises(UserError, match="is not UTF-8 text"):
+        main([str(run), "--text", "V1=stories", "--notes", str(notes)])
 
 
 def test_the_words_of_the_training_text_ship():
     words = read_words(ROOT / "checkpoints" / "nlm" / "words.txt")
-    assert {"once", "upon", "dog", "the"} <= words
+    assert {"once", "upon", "dog", "the"} <= words.keys()
     assert len(words) > 5000
     assert "flumbo" not in words
 

@@ -43,6 +43,18 @@ def test_a_changed_record_changes_the_text(render, own_root):
     assert not (copy / "README.md").exists()
 
 
+def test_without_verdicts_nothing_is_written(render, own_root):
+    copy = own_root / "copy"
+    for folder in ("book", "_static"):
+        shutil.copytree(ROOT / folder, copy / folder)
+    for path in (copy / "book").glob("*.ipynb"):
+        path.write_text(path.read_text().replace('"nlm_claim"', '"other"'))
+    before = (copy / "book" / "index.md").read_text()
+    with pytest.raises(UserError, match="carries a verdict"):
+        render["main"]([str(copy)])
+    assert (copy / "book" / "index.md").read_text() == before
+
+
 def test_a_file_without_its_place_is_named(render):
     with pytest.raises(UserError, match=r"x\.md has no place for 'a'"):
         render["replaced"]("nothing", {"a": "b"}, "x.md")

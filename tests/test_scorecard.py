@@ -52,8 +52,21 @@ def test_what_is_no_notebook_or_no_claim_is_said(book):
     notebook(book, "02-b", [{"id": "pos.nothing", "verdict": "holds"}])
     with pytest.raises(UserError, match=r"records 'pos\.nothing'"):
         read_verdicts(book)
+    for verdict in ({"id": "pos.bag"}, {"verdict": "holds"}, {"id": "pos.bag", "verdict": "maybe"}):
+        notebook(book, "02-b", [])
+        text = (book / "02-b.ipynb").read_text()
+        output = {"metadata": {METADATA: verdict}}
+        (book / "02-b.ipynb").write_text(text.replace('"outputs": [', f'"outputs": [{json.dumps(output)}, '))
+        with pytest.raises(UserError, match="is not a notebook"):
+            read_verdicts(book)
     (book / "02-b.ipynb").write_text("{}")
     with pytest.raises(UserError, match="is not a notebook"):
+        read_verdicts(book)
+
+
+def test_a_book_that_was_not_executed_has_no_scorecard(book):
+    notebook(book, "02-b", [])
+    with pytest.raises(UserError, match=r"no notebook in .*book carries a verdict; run `make notebooks`"):
         read_verdicts(book)
 
 

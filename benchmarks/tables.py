@@ -86,8 +86,13 @@ def markdown(results: dict[str, Any]) -> str:
             peak = row["peer_most_frugal"]["peak"] / 1e6
             cells = ["the same, beside the peer at its most frugal", *cells[1:3], f"{peak:,.0f}", row["unit"]]
             lines.append(f"| {' | '.join(cells)} | {row['ours']['median'] / peak:.2f} | |")
-    lines.append("")
-    lines += [f"- {row['row']}: {described(row['ours'])} beside {described(row['peer'])}" for row in compared]
+    return "\n".join(lines)
+
+
+def remarks(results: dict[str, Any]) -> str:
+    """What belongs to that table, as a list: settings, what was missed and why, growth, the machine."""
+    compared = [row for row in results["rows"].values() if "ratio" in row]
+    lines = [f"- {row['row']}: {described(row['ours'])} beside {described(row['peer'])}" for row in compared]
     lines += [f"- {frugal(row)}" for row in compared if "peer_most_frugal" in row]
     lines += [f"- {line}" for line in shortfalls(list(results["rows"].values()))]
     lines += [f"- {grown(row)}" for row in results["rows"].values() if "table" in row]

@@ -179,7 +179,7 @@ def test_growth(quick):
         assert json.loads(json.dumps(made)) == made
         assert made["row"] in tables_of(made)
         rows = {made["row"]: made | {"code": "c", "measured": "2026-01-01"}}
-        assert tables.grown(made) in tables.markdown({"environment": describe(), "rows": rows})
+        assert tables.grown(made) in tables.remarks({"environment": describe(), "rows": rows})
     ((line,),) = (trained["table"],)
     assert (line["batch_size"], line["context"]) == (2, 64)
     assert min(line["tokens_per_second"], line["peak_mb"], prepared["table"][0]["megabytes_per_second"]) > 0

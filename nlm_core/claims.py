@@ -160,7 +160,7 @@ def claim(
 
 
 def closing_table(*ids: str) -> None:
-    """Show the recorded claims as a table: verdict, what the post said, what we measured, what was expected.
+    """Show the recorded claims as a table: verdict, what the post said, what we measured, what was expected, if anything.
 
     Args:
         ids: whole ids, or beginnings of ids such as "pos."; in this order.
@@ -177,4 +177,7 @@ def closing_table(*ids: str) -> None:
         for record in found:
             entry = listed[record["id"]]
             rows.append([f"`{record['id']}`", record["verdict"], entry["said"], record["measured"], entry["expected"]])
-    display(Markdown(table(["claim", "verdict", "the post said", "we measured", "expected"], rows)))
+    heads = ["claim", "verdict", "the post said", "we measured", "expected"]
+    if not any(row[-1] for row in rows):
+        heads, rows = heads[:-1], [row[:-1] for row in rows]
+    display(Markdown(table(heads, rows)))

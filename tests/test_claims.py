@@ -155,6 +155,9 @@ def test_the_closing_table_has_what_was_recorded():
     assert rows[3].startswith("| `pos.pair.10-11` | holds |")
     assert "| 0.80 |" in rows[3]
     assert all_claims()["pos.nearer"]["said"] in rows[2]
+    assert rows[0].endswith("| expected |")
+    shown(lambda: claim("tok.pieces", None, verdict="holds"))
+    assert "expected" not in shown(lambda: closing_table("tok.pieces")).data["text/markdown"]  # nothing was
 
 
 def test_the_closing_table_says_what_is_missing():

@@ -160,7 +160,7 @@ def claim(
 
 
 def closing_table(*ids: str) -> None:
-    """Show the recorded claims as a table: verdict, what the post said, what we measured, and what was expected, if any.
+    """Show the recorded claims as a table: verdict, what the post said, what we measured, what was expected (if known).
 
     Args:
         ids: whole ids, or beginnings of ids such as "pos."; in this order.

@@ -93,6 +93,7 @@ def evaluate(
         "metrics": found.summary(),
     }
     typer.echo(json.dumps(summary, indent=2) if as_json else generation_table(found))
+    note("book/glossary.md explains what is counted")
     if out is not None:
         _require_usable(out)  # another command may have been quicker
         write_matrix(out / TEXTS, found)

@@ -206,7 +206,7 @@ def score(
         tokenizer: its tokenizer.
         stories: the text, each story with its separator.
         fit: training tokens for the n-gram baselines; without them, each half of the stories (even, odd) serves for
-            the other.
+            the other, and a single story has none.
         precision: "float32" or "bfloat16".
         progress: show a bar.
 
@@ -219,12 +219,14 @@ def score(
     if fit is not None and len(fit):
         ngrams = ngram_nats(fit, tokens.ids, V)
         fitted_on = "the training text"
+    elif not tokens.stories[-1]:
+        ngrams, fitted_on = {}, "nothing: it is one story"
     else:
         # A target is scored with the counts of the other half of the stories.
         halves = [ngram_nats(tokens.ids[tokens.stories % 2 != half], tokens.ids, V) for half in (0, 1)]
         odd = tokens.stories[1:] % 2 == 1
         ngrams = {name: np.where(odd, halves[1][name], halves[0][name]) for name in halves[0]}
-        fitted_on = "the other half of the same stories" if tokens.stories[-1] > 0 else "nothing: it is one story"
+        fitted_on = "the other half of the same stories"
     return Score(
         nats=nats.astype(np.float64),
         classes=tokens.classes[1:],

@@ -72,7 +72,9 @@ def read_verdicts(folder: Path) -> list[Verdict]:
             title = "".join(cells[0]["source"]).partition("\n")[0].removeprefix("# ")
             outputs = [output for cell in cells for output in cell.get("outputs", [])]
             records = [output["metadata"][METADATA] for output in outputs if METADATA in output.get("metadata", {})]
-            by_id = {record["id"]: record for record in records if VERDICTS.index(record["verdict"]) >= 0}
+            if unknown := {record["verdict"] for record in records} - set(VERDICTS):
+                raise ValueError(f"no verdicts: {unknown}")
+            by_id = {record["id"]: record for record in records}
         except (ValueError, KeyError, IndexError, TypeError):
             raise UserError(f"{shown(path)} is not a notebook") from None
         for id, record in by_id.items():

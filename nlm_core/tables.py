@@ -35,9 +35,7 @@ def loss_table(summary: dict[str, Any]) -> str:
         )
     baselines = summary["baselines"]
     lines += ["", "for comparison, nats per token:"]
-    counted = not baselines["fitted_on"].startswith("nothing")
-    names = ["uniform", *(["unigram", "bigram", "trigram"] if counted else [])]
-    lines += ["  " + ", ".join(f"{name} {baselines[name]:.3f}" for name in names)]
+    lines += ["  " + ", ".join(f"{name} {value:.3f}" for name, value in baselines.items() if name != "fitted_on")]
     lines += [f"  (counts from {baselines['fitted_on']}; after ± stands the standard error, with stories as units)"]
     return "\n".join(lines)
 
@@ -52,7 +50,7 @@ def generation_table(found: Matrix) -> str:
             ends = "" if one["interval"] is None else " ({:.2f} to {:.2f})".format(*one["interval"])
             rows[-1].append(f"{one['mean']:.2f}{ends}")
     note = f"means over {len(found.prompts)} prompts unless said, texts for each: {len(found.seeds)}; "
-    note += "95 % intervals, prompts resampled; the rows are explained in book/glossary.md"
+    note += "95 % intervals, prompts resampled"
     return "\n".join([*_aligned(rows), "", note])
 
 

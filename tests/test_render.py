@@ -17,6 +17,14 @@ def render(script, monkeypatch):
     return script("render")
 
 
+@pytest.fixture
+def copy(own_root):
+    """A copy of the book's sources."""
+    for folder in ("book", "_static"):
+        shutil.copytree(ROOT / folder, own_root / "copy" / folder)
+    return own_root / "copy"
+
+
 def test_texts_are_up_to_date(render):
     for path, text in render["rendered"](ROOT, ROOT).items():
         assert (ROOT / path).read_text() == text, f"{path}: run python scripts/render.py"
@@ -29,10 +37,7 @@ def test_the_picture_shows_the_verdicts(render):
     assert picture.width >= 800
 
 
-def test_a_changed_record_changes_the_text(render, own_root):
-    copy = own_root / "copy"
-    for folder in ("book", "_static"):
-        shutil.copytree(ROOT / folder, copy / folder)
+def test_a_changed_record_changes_the_text(render, copy):
     for path in (copy / "book").glob("*.ipynb"):
         path.write_text(path.read_text().replace('"verdict": "holds"', '"verdict": "partly"'))
     render["main"]([str(copy)])
@@ -43,10 +48,7 @@ def test_a_changed_record_changes_the_text(render, own_root):
     assert not (copy / "README.md").exists()
 
 
-def test_without_verdicts_nothing_is_written(render, own_root):
-    copy = own_root / "copy"
-    for folder in ("book", "_static"):
-        shutil.copytree(ROOT / folder, copy / folder)
+def test_without_verdicts_nothing_is_written(render, copy):
     for path in (copy / "book").glob("*.ipynb"):
         path.write_text(path.read_text().replace('"nlm_claim"', '"other"'))
     before = (copy / "book" / "index.md").read_text()

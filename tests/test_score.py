@@ -120,7 +120,7 @@ def test_summary_adds_up(tiny_model, tokenizer, some_stories):
 def test_one_story_has_no_error_and_no_other_half(tiny_model, tokenizer, some_stories):
     summary = score(tiny_model, tokenizer, some_stories[:1]).summary()
     assert summary["nats_per_token"]["error"] is None
-    assert summary["baselines"]["unigram"] == pytest.approx(math.log(512))  # nothing to count
+    assert summary["baselines"] == {"uniform": pytest.approx(math.log(512)), "fitted_on": "nothing: it is one story"}
     json.dumps(summary, allow_nan=False)
     assert "±" not in loss_table({"text": "one", **summary}).split("class of token")[0]
 

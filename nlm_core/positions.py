@@ -26,6 +26,36 @@ def shuffled(table: Float[np.ndarray, "T C"], block: int, seed: int = 0) -> Floa
     return table[np.concatenate(order)]
 
 
+def damaged(table: Float[np.ndarray, "T C"]) -> dict[str, Float[np.ndarray, "T C"]]:
+    """Copies of a position table, each damaged in one way.
+
+    Returns:
+        Nothing is left ("zeroed": all zeros; "mean": the mean row everywhere); the order is lost, everywhere
+        ("permuted-0") or within blocks of 16 ("blocks-16"), in the first quarter only ("first") or after it only,
+        within blocks as long as a quarter ("rest nearby") or anywhere ("rest"); row 0 is lost, replaced by the mean row
+        ("row 0 mean"), by row 1 ("row 0 row 1") or by the row in the middle ("row 0 middle"), or only made as long as
+        rows are on average ("row 0 short").
+    """
+    quarter = max(1, len(table) // 4)
+    start, others = table[:quarter], table[quarter:]
+    mean = table.mean(axis=0, keepdims=True)
+    lengths = np.linalg.norm(table, axis=1)
+    short = table[:1] * (lengths.mean() / lengths[0])
+    return {
+        "zeroed": np.zeros_like(table),
+        "mean": np.tile(mean, (len(table), 1)),
+        "permuted-0": shuffled(table, len(table)),
+        "blocks-16": shuffled(table, 16),
+        "first": np.concatenate([shuffled(start, quarter), others]),
+        "rest nearby": np.concatenate([start, shuffled(others, quarter)]),
+        "rest": np.concatenate([start, shuffled(others, len(table))]),
+        "row 0 mean": np.concatenate([mean, table[1:]]),
+        "row 0 row 1": np.concatenate([table[1:2], table[1:]]),
+        "row 0 middle": np.concatenate([table[[len(table) // 2]], table[1:]]),
+        "row 0 short": np.concatenate([short.astype(table.dtype), table[1:]]),
+    }
+
+
 def distances(T: int) -> Int[np.ndarray, "T T"]:
     """How far apart each two positions are."""
     return np.abs(np.arange(T)[:, None] - np.arange(T))

@@ -9,12 +9,13 @@ from tiny_runs import SHAPE
 from nlm_core import NLM, UserError, save_checkpoint
 from nlm_core.data import Corpus
 from nlm_core.loss import stream_nats
+from nlm_core.positions import damaged
 from nlm_core.records import read_record
 
 
 @pytest.fixture
 def record(script):
-    return script("positions", SETTINGS=SHAPE, SEEDS=(0, 1), STEPS=2, BLOCKS=(2,))["main"]
+    return script("positions", SETTINGS=SHAPE, SEEDS=(0, 1), STEPS=2)["main"]
 
 
 def total(model: NLM, corpus: Corpus) -> float:
@@ -57,7 +58,7 @@ def test_damaged_tables_are_scored_and_the_checkpoint_named(record, corpus, own_
     save_checkpoint(own_root / "checkpoints" / "nlm", tiny_model, tokenizer, dtype="float32")
     record(["damage", "stories"])
     found = read_record("positions-damaged")
-    assert list(found.units) == ["tokens", "intact", "zeroed", "mean", "permuted-0", "permuted-1", "blocks-2"]
+    assert list(found.units) == ["tokens", "intact", *damaged(np.ones((4, 1))), "permuted-1"]
     sha256 = json.loads((own_root / "checkpoints" / "nlm" / "config.json").read_text())["sha256"]
     assert found.results["checkpoint"] == sha256
     assert found.units["intact"].sum() == pytest.approx(total(tiny_model, corpus), abs=0.01)

@@ -8,7 +8,7 @@ from scipy.stats import spearmanr
 
 from nlm_core.errors import UserError
 from nlm_core.model import sinusoids
-from nlm_core.positions import by_distance, distances, far_interval, mantel, parts, shuffled
+from nlm_core.positions import by_distance, damaged, distances, far_interval, mantel, parts, shuffled
 from nlm_core.vectors import cosines
 
 
@@ -29,6 +29,22 @@ def test_a_longer_table_of_the_formula_begins_with_the_shorter(T, C):
 def test_the_cosine_of_the_formula_depends_on_the_distance_alone():
     rows = by_distance(cosines(sinusoids(64, 16)))
     assert np.ptp(rows, axis=1).max() < 1e-12
+
+
+@given(T=st.integers(2, 40))
+def test_each_damage_spoils_what_it_names_and_nothing_else(T):
+    table = np.random.default_rng(T).normal(size=(T, 3))
+    spoiled = damaged(table)
+    changed = {name: set(np.flatnonzero((rows != table).any(axis=1))) for name, rows in spoiled.items()}
+    first = set(range(max(1, T // 4)))
+    assert changed["zeroed"] == changed["mean"] == set(range(T))
+    assert changed["row 0 mean"] == changed["row 0 row 1"] == changed["row 0 middle"] == changed["row 0 short"] == {0}
+    lengths, directions = (np.linalg.norm(table, axis=1), table[0] / np.linalg.norm(table[0]))
+    assert np.allclose(spoiled["row 0 short"][0], directions * lengths.mean())
+    assert changed["first"] <= first
+    assert not (changed["rest"] | changed["rest nearby"]) & first
+    for name in ("permuted-0", "blocks-16", "first", "rest", "rest nearby"):
+        assert sorted(map(tuple, spoiled[name])) == sorted(map(tuple, table))
 
 
 @given(T=st.integers(1, 40), block=st.integers(1, 50), seed=st.integers(0, 5))

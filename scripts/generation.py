@@ -4,12 +4,13 @@
 
 CORPUS is the prepared corpus that the shipped model was trained on. The first stories of the reporting half of its
 validation text that are long enough begin 100 texts under each setting, five times each, as `nlm evaluate` writes them;
-beside them stands how the stories themselves go on. Some ten minutes; no text is recorded, only what was counted.
+beside them stands how the stories themselves go on, and how many of all stories end within the texts' length. Some ten
+minutes; no text is recorded, only what was counted.
 """
 
 import argparse
 
-from openings import LENGTH, openings
+from openings import LENGTH, ending_soon, openings
 
 from nlm_core import NLM, UserError, load_checkpoint
 from nlm_core.data import Corpus
@@ -29,7 +30,8 @@ def main(words: list[str] | None = None) -> None:
     corpus = parser.parse_args(words).corpus
     checkpoint = load_checkpoint(project_root() / "checkpoints" / "nlm")
     model, tok = NLM.from_params(checkpoint["config"], checkpoint["params"]), checkpoint["tokenizer"]
-    begun = openings(tok, text_to_score(corpus, "report", tok).stories)
+    stories = list(text_to_score(corpus, "report", tok).stories)
+    begun = openings(tok, stories)
     if not begun:
         raise UserError(f"no story of {corpus!r} has {LENGTH} tokens after its first words")
     prompts = list(begun)
@@ -48,6 +50,7 @@ def main(words: list[str] | None = None) -> None:
         units=to_units(found) | to_units(own),
         seeds=list(SEEDS),
         max_new_tokens=LENGTH,
+        ends_within=ending_soon(tok, stories),
     )
 
 

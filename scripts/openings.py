@@ -9,6 +9,8 @@ something to compare with.
 import argparse
 from collections.abc import Iterable
 
+import numpy as np
+
 from nlm_core import Tokenizer
 from nlm_core.checkpoint import TOKENIZER
 from nlm_core.errors import one_line_errors
@@ -23,14 +25,25 @@ def openings(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, str]:
     """The first words of stories that are long enough, with their stories; openings of one line that no other had."""
     found: dict[str, str] = {}
     for story in texts:
-        places = [match.end() for match in WORD.finditer(story)]
-        if len(found) == COUNT or len(places) < WORDS:
-            continue
-        opening = story[: places[WORDS - 1]]
-        rest = story[len(opening) :].partition(SEPARATOR)[0]
-        if "\n" not in opening and len(tokenizer.encode(rest)) >= LENGTH:
+        opening, rest = opened(story)
+        long_enough = len(tokenizer.encode(rest.partition(SEPARATOR)[0])) >= LENGTH
+        if len(found) < COUNT and "\n" not in opening and long_enough:
             found.setdefault(opening, story)
     return found
+
+
+def opened(story: str) -> tuple[str, str]:
+    """A story's first words, and what comes after them; nothing does where it has fewer."""
+    places = [match.end() for match in WORD.finditer(story)]
+    at = places[WORDS - 1] if len(places) >= WORDS else len(story)
+    return story[:at], story[at:]
+
+
+def ending_soon(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, float]:
+    """How many stories have an end, and what share of them ends, separator included, within LENGTH tokens."""
+    rests = [rest.partition(SEPARATOR) for _, rest in map(opened, texts)]
+    lengths = [len(tokenizer.encode(before + separator)) for before, separator, _ in rests if separator]
+    return {"stories": len(lengths), "share": float(np.mean(np.array(lengths) <= LENGTH))}
 
 
 def main(words: list[str] | None = None) -> None:

@@ -34,6 +34,7 @@ def test_texts_are_counted_beside_the_stories(script, corpus, own_root, tokenize
         expected = np.concatenate([again.by_prompt(metric), own.by_prompt(metric)])
         assert np.allclose(found.by_prompt(metric), expected, equal_nan=True), metric
     record = read_record("generation-tinystories").results
+    assert record["ends_within"] == openings.__globals__["ending_soon"](tokenizer, stories)
     assert record["data"]["report"]["sha256"] == corpus.manifest["maps"]["report"]["sha256"]
 
     monkeypatch.setitem(openings.__globals__, "LENGTH", 10_000)

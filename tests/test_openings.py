@@ -31,6 +31,14 @@ def test_an_opening_belongs_to_the_story_that_is_long_enough(script, tokenizer):
     assert openings(tokenizer, texts) == {"One day a boy met": texts[2]}
 
 
+def test_stories_that_end_soon_are_counted_with_their_separator(script, tokenizer):
+    rest = " ran.<|endoftext|>"
+    stories = ["One two three" + rest + "\n", "One two three and a dog" + rest + "\n", "One two three"]
+    for length, share in ((len(tokenizer.encode(rest)), 0.5), (len(tokenizer.encode(rest)) - 1, 0.0), (999, 1.0)):
+        found = script("openings", WORDS=3, LENGTH=length)["ending_soon"](tokenizer, stories)
+        assert found == {"stories": 2, "share": share}  # the last one does not end
+
+
 def test_the_openings_that_ship_are_those_of_the_stories(script, own_root):
     for part in ("data/stories.txt", "checkpoints/nlm/tokenizer.json"):
         (own_root / part).parent.mkdir(parents=True)

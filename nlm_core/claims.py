@@ -86,6 +86,11 @@ def _finite(interval: tuple[float, float]) -> tuple[float, float]:
     return low, high
 
 
+def changed_after_measuring(listed: dict[str, Any]) -> bool:
+    """Whether the rule of a claim was changed when its verdict was known."""
+    return any("after measuring" in line for line in listed.get("changed", []))
+
+
 def claim(
     id: str,
     ours: float | np.floating | str | None,
@@ -98,6 +103,7 @@ def claim(
     interval_is: str = "95 % interval",
     reads: str | None = None,
     applies: bool = True,
+    by_old_rule: str | None = None,
 ) -> None:
     """Record what we measured for a claim, and show it in one line.
 
@@ -116,20 +122,27 @@ def claim(
         reads: the verdict for which the text around the call was written.
         applies: false where the checkpoint lacks what the claim is about, such as a recorded run; then there is no
             figure, and the verdict is "not applicable".
+        by_old_rule: the verdict by the rule as it was before; asked for where the rule was changed after measuring.
 
     Raises:
-        UserError: the claim is not in the list, there is no such verdict, or a number is not finite.
+        UserError: the claim is not in the list, there is no such verdict, a number is not finite, or the verdict by
+            the old rule is missing.
     """
     if not applies:
         ours, interval, n, data, verdict = None, None, None, None, "not applicable"
+        by_old_rule = None
     listed = all_claims()
     if id not in listed:
         raise UserError(
             f"there is no claim {id!r} in book/claims.toml; a claim is listed, with its rule, before it is measured"
         )
-    for word in (verdict, *([] if reads is None else [reads])):
+    for word in (verdict, *(word for word in (reads, by_old_rule) if word is not None)):
         if word not in VERDICTS:
             raise UserError(f"{word!r} is not a verdict; there are: {', '.join(VERDICTS)}")
+    if by_old_rule is None and verdict != "not applicable" and changed_after_measuring(listed[id]):
+        raise UserError(
+            f"the rule of claim {id!r} was changed after measuring: give the verdict by the old one as well"
+        )
     numbers = [*([] if ours is None or isinstance(ours, str) else [ours]), *(interval or ())]
     if not np.isfinite(numbers).all() or (interval is not None and interval[0] > interval[1]):
         raise UserError(f"claim {id!r}: {ours} with the interval {interval} is not a measurement")
@@ -149,6 +162,7 @@ def claim(
         "data": data,
         "measured": measured,
         "reads": reads,
+        "by_old_rule": by_old_rule,
     }
     _recorded[id] = record
     line = f"`{id}`: **{verdict}**. The post: {listed[id]['said']} We measured: {measured}."

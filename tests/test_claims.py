@@ -52,6 +52,7 @@ def test_the_line_and_the_record():
     assert output.data["text/plain"].startswith("pos.zero-norm: partly. The post:")
     record = output.metadata[METADATA]
     assert record["measured"] == "1.83 (95 % interval 1.50 to 2.25; n = 512; x)"
+    assert record["by_old_rule"] is None
     assert (record["ours"], record["interval"], record["verdict"], record["reads"]) == (
         1.8341,
         [1.5, 2.25],
@@ -122,10 +123,19 @@ def test_what_does_not_apply_has_no_figure_whatever_was_computed():
     assert output.data["text/markdown"].endswith("We measured: no figure.")
 
 
+def test_where_a_rule_was_changed_after_measuring_the_old_one_is_heard():
+    with pytest.raises(UserError, match=r"'pos\.norms' was changed after measuring: give the verdict by the old one"):
+        claim("pos.norms", 1.0, verdict="partly")
+    output = shown(lambda: claim("pos.norms", 1.0, verdict="partly", by_old_rule="holds"))
+    assert output.metadata[METADATA]["by_old_rule"] == "holds"
+    shown(lambda: claim("pos.norms", None, verdict="not applicable"))
+
+
 def test_unknown_claims_and_verdicts_are_refused():
     with pytest.raises(UserError, match=r"there is no claim 'pos\.new'"):
         claim("pos.new", 1.0, verdict="holds")
-    for words in ({"verdict": "yes"}, {"verdict": "holds", "reads": "yes"}):
+    holds = {"verdict": "holds"}
+    for words in ({"verdict": "yes"}, {**holds, "reads": "yes"}, {**holds, "by_old_rule": "yes"}):
         with pytest.raises(UserError, match="'yes' is not a verdict"):
             claim("pos.nearer", 1.0, **words)
 

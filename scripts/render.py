@@ -34,10 +34,16 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # the benchmarks a
 from benchmarks.tables import markdown, remarks, tables
 
 PICTURE = Path("_static") / "scorecard.png"
-IN_WORDS = dict(
+IN_WORDS = dict(  # for one, and for more
     zip(
         VERDICTS,
-        ("{} hold", "{} partly", "{} do not hold here", "for {} we can't tell", "{} do not apply"),
+        (
+            ("{} holds", "{} hold"),
+            ("{} partly", "{} partly"),
+            ("{} does not hold here", "{} do not hold here"),
+            ("for {} we can't tell", "for {} we can't tell"),
+            ("{} does not apply", "{} do not apply"),
+        ),
         strict=True,
     )
 )
@@ -71,7 +77,11 @@ heads. Our weights lie in memory as float16 where that changes none of them, as 
 
 def in_words(family: Counter[str]) -> str:
     """Counts of verdicts as a part of a sentence."""
-    return ", ".join(words.format(family[verdict]) for verdict, words in IN_WORDS.items() if family[verdict])
+    return ", ".join(
+        (more if family[verdict] > 1 else one).format(family[verdict])
+        for verdict, (one, more) in IN_WORDS.items()
+        if family[verdict]
+    )
 
 
 def picture(verdicts: Sequence[Verdict]) -> bytes:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 
 import pytest
 from conftest import ROOT
@@ -60,3 +61,9 @@ def test_without_verdicts_nothing_is_written(render, copy):
 def test_a_file_without_its_place_is_named(render):
     with pytest.raises(UserError, match=r"x\.md has no place for 'a'"):
         render["replaced"]("nothing", {"a": "b"}, "x.md")
+
+
+def test_one_verdict_is_not_many(script):
+    in_words = script("render")["in_words"]
+    assert in_words(Counter({"holds": 1, "does not hold here": 2})) == "1 holds, 2 do not hold here"
+    assert in_words(Counter({"holds": 3, "does not hold here": 1})) == "3 hold, 1 does not hold here"

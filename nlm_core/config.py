@@ -208,7 +208,7 @@ class Preset:
 
 PRESETS = {
     # The book's model: 10,657,280 parameters with a vocabulary of 4096.
-    "nlm": Preset({}, {}, Budget("tokens", 7_000_000)),
+    "nlm": Preset({}, {"lr": 0.006, "decay_fraction": 0.5}, Budget("tokens", 16_000_000)),
     # A minute or two on a laptop: enough to see words and names appear.
     "tiny": Preset(
         {"context_length": 128, "d_model": 64, "n_layers": 2, "n_heads": 4},

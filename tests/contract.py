@@ -24,7 +24,11 @@ from PIL import Image
 from nlm_core.claims import METADATA, VERDICTS
 
 # The claims that a notebook has to record: all of book/claims.toml whose ids begin so.
-FAMILIES = {"01-tokenizer": ("tok.pieces", "tok.no-special"), "03-positional-encodings": ("pos.", "tok.same-id")}
+FAMILIES = {
+    "01-tokenizer": ("tok.pieces", "tok.no-special"),
+    "02-embeddings": ("emb.",),
+    "03-positional-encodings": ("pos.", "tok.same-id"),
+}
 STEPS = ["Question", "Hypothesis", "Experiment", "Result", "Decision"]
 OTHER_H2S = {"Setup": "S", "What we found": "F", "Try it": "T"}
 TAGS = {"nbval-ignore-output", "raises-exception", "hide-input", "remove-cell"}

@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -115,8 +116,18 @@ def test_every_preset_is_allowed(name):
     assert {**model.to_dict(), **train.to_dict()}.items() >= {**PRESETS[name].model, **PRESETS[name].train}.items()
 
 
-def test_the_book_s_preset_is_the_defaults():
-    assert preset("nlm", 4096, {}) == (ModelConfig(), TrainConfig())
+def test_the_book_s_preset_is_how_the_shipped_model_was_trained():
+    run = json.loads((ROOT / "checkpoints" / "nlm" / "run.json").read_text())
+    model, train = preset("nlm", 4096, {})
+    assert model == ModelConfig.from_dict(run["model"])
+    where = ("precision", "device", "keep", "keep_doublings")  # of the machine, and of what is kept
+    assert {**train.to_dict(), **{key: run["train"][key] for key in where}} == run["train"]
+    assert PRESETS["nlm"].budget.steps(train.batch_size * model.context_length) == run["budget"]["steps"]
+
+
+def test_the_book_s_preset_is_the_winner_of_the_search(script):
+    won = {key: value for key, value in script("recipe")["WINNER"].items() if key != "part"}
+    assert dataclasses.replace(TrainConfig(), **won) == preset("nlm", 4096, {})[1]
 
 
 def test_overrides_reach_the_model_and_the_training():

@@ -71,8 +71,8 @@ At temperature 0.8, seeds 0 and 1, cut after 120 tokens, not chosen among others
 - It knows nothing but TinyStories' world, and repeats its clichés and its share of sad, odd or violent turns.
 - It reads {context} tokens at most. There is no vector for a later position.
 - It loses track of who is who, as the samples show. Losses say nothing about that.
-- Its training text is a small part of TinyStories, whose first version alone has {full:,} bytes. The chapter on
-  training says what more text would bring.
+- Its training text is a small part of TinyStories, whose first version alone has {full:,} bytes. We have not
+  measured what more text would bring.
 - It must not be used for anything that matters.
 
 ## Licence

@@ -39,11 +39,11 @@ def opened(story: str) -> tuple[str, str]:
     return story[:at], story[at:]
 
 
-def ending_soon(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, float]:
-    """How many stories have an end, and what share of them ends, separator included, within LENGTH tokens."""
+def ending_soon(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, float | None]:
+    """How many stories have an end, and what share of them ends, separator included, within LENGTH tokens, if any."""
     rests = [rest.partition(SEPARATOR) for _, rest in map(opened, texts)]
     lengths = [len(tokenizer.encode(before + separator)) for before, separator, _ in rests if separator]
-    return {"stories": len(lengths), "share": float(np.mean(np.array(lengths) <= LENGTH))}
+    return {"stories": len(lengths), "share": float(np.mean(np.array(lengths) <= LENGTH)) if lengths else None}
 
 
 def main(words: list[str] | None = None) -> None:

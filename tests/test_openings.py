@@ -37,6 +37,7 @@ def test_stories_that_end_soon_are_counted_with_their_separator(script, tokenize
     for length, share in ((len(tokenizer.encode(rest)), 0.5), (len(tokenizer.encode(rest)) - 1, 0.0), (999, 1.0)):
         found = script("openings", WORDS=3, LENGTH=length)["ending_soon"](tokenizer, stories)
         assert found == {"stories": 2, "share": share}  # the last one does not end
+    assert script("openings", WORDS=3)["ending_soon"](tokenizer, stories[2:]) == {"stories": 0, "share": None}
 
 
 def test_the_openings_that_ship_are_those_of_the_stories(script, own_root):
